@@ -1,0 +1,175 @@
+// Package config reads roundhouse's configuration: one JSON-with-comments file,
+// the environment and flags become one validated Config, and every problem comes
+// at once with file:line:column.
+package config
+
+import (
+	"time"
+
+	"roundhouse/internal/secret"
+)
+
+// Config is the whole configuration after expansion, defaults and validation.
+// It is read-only once Load returned it.
+type Config struct {
+	File           string   // absolute path of the file it came from, or ""
+	Listen         string   // host:port of the HTTP listener
+	PublicNames    []string // host names, beside loopback, under which clients reach us ("publicNames")
+	AllowedOrigins []string // browser origins that may send requests ("allowedOrigins")
+	StateDir       string   // directory of the journal and, later, the database ("stateDir")
+	Auth           Auth
+	Sessions       Sessions
+	Pool           Pool
+	Gateway        Gateway
+	Shutdown       Shutdown
+	Servers        []*Server // in the order of the file, disabled ones too
+	Problems       []Problem // warnings, and errors that disabled one server
+}
+
+// Auth is the "auth" section.
+type Auth struct {
+	Tokens []Token // static bearer tokens; none means that every caller is the principal "local"
+}
+
+// Token lets a caller in as a principal.
+type Token struct {
+	Principal string
+	Token     secret.String
+	Admin     bool // may see and control what belongs to other principals, and restart servers
+}
+
+// Sessions is the "sessions" section.
+type Sessions struct {
+	Max         int           // sessions at once; 1000
+	IdleTimeout time.Duration // to dormant; 10 min
+	ExpireAfter time.Duration // of idleness, to closed; 24 h
+}
+
+// Pool is the "pool" section.
+type Pool struct {
+	Enabled    bool          // false makes every server Session (K7)
+	Transports []Transport   // those shared by default; stdio and ws
+	DrainDelay time.Duration // T1; 30 s
+	MaxIdle    time.Duration // T2; 5 min
+}
+
+// Gateway is the "gateway" section.
+type Gateway struct {
+	MaxBody            int64         // bytes of one HTTP request body; 64 MiB
+	KeepAlive          time.Duration // between comments on a silent stream; 15 s
+	WriteDeadline      time.Duration // for one write to a stream; 10 s
+	ListWait           time.Duration // how long an aggregate list waits for a server that is starting; 15 s
+	InteractiveTimeout time.Duration // how long a server's request to a client may stay unanswered; 10 min
+}
+
+// Shutdown is the "shutdown" section (G1).
+type Shutdown struct {
+	Grace time.Duration // for requests in flight; 10 s
+	Total time.Duration // for everything; 30 s
+}
+
+// Transport is how a server is reached.
+type Transport string
+
+// The transports.
+const (
+	Stdio     Transport = "stdio"
+	HTTP      Transport = "http" // Streamable HTTP
+	SSE       Transport = "sse"  // the older HTTP with SSE
+	WebSocket Transport = "ws"
+)
+
+// Sharing is who gets a connection of a server.
+type Sharing string
+
+// The kinds of sharing.
+const (
+	Shared    Sharing = "shared"    // one connection for all sessions with the same fingerprint
+	Session   Sharing = "session"   // one connection per session
+	Exclusive Sharing = "exclusive" // leased instances
+)
+
+// Interactive is what happens to requests that a server sends to its client
+// (M6 in the gateway specification).
+type Interactive string
+
+// The interactive policies.
+const (
+	Auto      Interactive = "auto"
+	Refuse    Interactive = "refuse"
+	Serialize Interactive = "serialize"
+)
+
+// Server is one entry of mcpServers, expanded. Every field is either part of the
+// connection's fingerprint or excluded from it by name (K3); the pool has a test
+// that walks this type.
+type Server struct {
+	Name           string
+	Position       string // file:line:column of the entry
+	DisabledReason string // why it cannot be used ("disabled" in the file, or a problem), or ""
+
+	Transport  Transport
+	Command    string
+	Args       []string
+	Env        map[string]secret.String
+	Cwd        string // absolute, or holding ${WORKSPACE} (the value "workspace" becomes that); stdio only
+	InheritEnv bool   // the child gets the daemon's whole environment (P8)
+	URL        secret.String
+	Headers    map[string]secret.String
+
+	Sharing               Sharing // never empty: defaults are applied
+	ShareAcrossPrincipals bool
+	Interactive           Interactive
+	StartTimeout          time.Duration // P9; 60 s
+	CallTimeout           time.Duration // H4; 0 is none
+	CloseEOFWait          time.Duration // P2; 2 s
+	CloseTermWait         time.Duration // P2; 3 s
+	CloseKillWait         time.Duration // P2; 2 s
+
+	IncludeTools []string // V3; nil is all, empty is none
+	ExcludeTools []string // V3
+	Description  string   // for people
+	Trust        bool     // other hosts' mark; kept, without effect here
+
+	// What other hosts' files say about logging in; part of the fingerprint (K1).
+	OAuth                OAuth
+	AuthProviderType     string
+	TargetAudience       string
+	TargetServiceAccount string
+}
+
+// OAuth is the "oauth" object of a server entry as other hosts write it.
+type OAuth struct {
+	Enabled          bool
+	ClientID         string
+	ClientSecret     secret.String
+	Scopes           []string
+	Audiences        []string
+	AuthorizationURL string
+	TokenURL         string
+	RedirectURI      string
+	RegistrationURL  string
+	TokenParamName   string
+}
+
+// Severity is how bad a Problem is.
+type Severity string
+
+// The severities. An error in a server entry disables that server only; an error
+// elsewhere makes Load fail.
+const (
+	Warning Severity = "warning"
+	Error   Severity = "error"
+)
+
+// Problem is one thing wrong with a configuration file.
+type Problem struct {
+	Severity   Severity `json:"severity"`
+	File       string   `json:"file"`
+	Line       int      `json:"line"`   // from 1; 0 when the problem has no place in the file
+	Column     int      `json:"column"` // from 1, in bytes
+	Server     string   `json:"server,omitempty"`
+	Path       string   `json:"path,omitempty"` // such as mcpServers.files.args[2]
+	Message    string   `json:"message"`        // says what to do; never holds a secret
+	Suggestion string   `json:"suggestion,omitempty"`
+}
