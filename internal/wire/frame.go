@@ -129,8 +129,7 @@ type envelopeReader struct {
 
 func (e *envelopeReader) read() error {
 	raw := e.frame.Raw
-	s := scanner{raw: raw}
-	w := walker{s: &s, depth: 1}
+	w := walker{t: raw, depth: 1}
 	for w.member() {
 		name := raw[w.key.Start+1 : w.key.End-1]
 		switch string(name) {
@@ -157,7 +156,7 @@ func (e *envelopeReader) read() error {
 	if err := w.end(); err != nil {
 		return err
 	}
-	return s.utf8()
+	return w.t.checkUTF8()
 }
 
 func (e *envelopeReader) set(span *Span, value Span, name string) {

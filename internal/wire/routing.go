@@ -48,8 +48,7 @@ func (f Frame) Routing() (Routing, error) {
 	if !f.ParamsSpan.Present() || f.Raw[f.ParamsSpan.Start] != '{' {
 		return r, nil
 	}
-	s := scanner{raw: f.Raw}
-	w := walker{s: &s, at: f.ParamsSpan.Start, depth: 2}
+	w := walker{t: f.Raw, at: f.ParamsSpan.Start, depth: 2}
 	for w.member() {
 		var span *Span
 		name := f.Raw[w.key.Start+1 : w.key.End-1]
@@ -95,8 +94,7 @@ func (f Frame) Routing() (Routing, error) {
 }
 
 func (f Frame) readMeta(r *Routing) error {
-	s := scanner{raw: f.Raw}
-	w := walker{s: &s, at: r.Meta.Start, depth: 3}
+	w := walker{t: f.Raw, at: r.Meta.Start, depth: 3}
 	for w.member() {
 		var span *Span
 		name := f.Raw[w.key.Start+1 : w.key.End-1]

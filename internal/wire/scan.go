@@ -11,76 +11,70 @@ import (
 // included. It bounds the scanner's recursion.
 const maxDepth = 512
 
-// A scanner finds where JSON values end, and refuses what is not strictly JSON. It
-// never changes or copies what it reads.
-type scanner struct {
-	raw []byte
-	// high collects the bytes seen in strings eight at a time. If one of its top
-	// bits is set, some string is not plain ASCII, and utf8 must look at it.
-	high uint64
-}
+// A source is scanned for where its JSON values end; what is not strictly JSON is
+// refused. Scanning never changes or copies anything. It does not look at UTF-8.
+type source []byte
 
 const (
 	ones = 0x0101010101010101
 	tops = 0x8080808080808080
 )
 
-// value returns the index behind the value that starts at raw[i]; depth counts the
+// value returns the index behind the value that starts at t[i]; depth counts the
 // arrays and objects around it.
-func (s *scanner) value(i, depth int) (int, error) {
-	if i >= len(s.raw) {
+func (t source) value(i, depth int) (int, error) {
+	if i >= len(t) {
 		return i, broken(i, "the value is missing")
 	}
-	switch c := s.raw[i]; c {
+	switch c := t[i]; c {
 	case '"':
-		return s.str(i)
+		return t.str(i)
 	case '{':
-		return s.object(i, depth+1)
+		return t.object(i, depth+1)
 	case '[':
-		return s.array(i, depth+1)
+		return t.array(i, depth+1)
 	case 't':
-		return s.literal(i, "true")
+		return t.literal(i, "true")
 	case 'f':
-		return s.literal(i, "false")
+		return t.literal(i, "false")
 	case 'n':
-		return s.literal(i, "null")
+		return t.literal(i, "null")
 	default:
 		if c == '-' || isDigit(c) {
-			return s.number(i)
+			return t.number(i)
 		}
 		return i, broken(i, "a value must start here")
 	}
 }
 
-func (s *scanner) object(i, depth int) (int, error) {
+func (t source) object(i, depth int) (int, error) {
 	if depth > maxDepth {
 		return i, broken(i, "nested too deeply")
 	}
-	w := walker{s: s, at: i, depth: depth}
+	w := walker{t: t, at: i, depth: depth}
 	for w.member() {
 	}
 	return w.at, w.err
 }
 
-func (s *scanner) array(i, depth int) (int, error) {
+func (t source) array(i, depth int) (int, error) {
 	if depth > maxDepth {
 		return i, broken(i, "nested too deeply")
 	}
-	w := walker{s: s, at: i, depth: depth}
+	w := walker{t: t, at: i, depth: depth}
 	for w.element() {
 	}
 	return w.at, w.err
 }
 
-// str returns the index behind the string literal that opens at raw[i]. It reads
+// str returns the index behind the string literal that opens at t[i]. It reads
 // eight bytes at a time: the lowest set bit of stop is exact, whatever the borrows
 // of the subtractions did above it.
-func (s *scanner) str(i int) (int, error) {
-	raw, open := s.raw, i
+func (t source) str(i int) (int, error) {
+	open := i
 	for i++; ; {
-		for i+8 <= len(raw) {
-			x := binary.LittleEndian.Uint64(raw[i:])
-			s.high |= x
+		for i+8 <= len(t) {
+			x := binary.LittleEndian.Uint64(t[i:])
 			quote, escape := x^('"'*ones), x^('\\'*ones)
 			stop := (quote-ones)&^quote | (escape-ones)&^escape | (x-' '*ones)&^x
 			if stop &= tops; stop != 0 {
@@ -89,19 +83,18 @@ func (s *scanner) str(i int) (int, error) {
 			}
 			i += 8
 		}
-		for i < len(raw) && raw[i] != '"' && raw[i] != '\\' && raw[i] >= ' ' {
-			s.high |= uint64(raw[i])
+		for i < len(t) && t[i] != '"' && t[i] != '\\' && t[i] >= ' ' {
 			i++
 		}
 		switch {
-		case i >= len(raw):
+		case i >= len(t):
 			return i, broken(open, "the string does not end")
-		case raw[i] == '"':
+		case t[i] == '"':
 			return i + 1, nil
-		case raw[i] != '\\':
+		case t[i] != '\\':
 			return i, broken(i, "a control character stands in a string")
 		}
-		n := escapeLen(raw[i:])
+		n := escapeLen(t[i:])
 		if n == 0 {
 			return i, broken(i, "the escape is not one of JSON's")
 		}
@@ -125,62 +118,62 @@ func escapeLen(b []byte) int {
 	return 0
 }
 
-func (s *scanner) number(i int) (int, error) {
+func (t source) number(i int) (int, error) {
 	start := i
-	if s.raw[i] == '-' {
+	if t[i] == '-' {
 		i++
 	}
-	switch first := i; {
-	case i < len(s.raw) && s.raw[i] == '0':
+	if i < len(t) && t[i] == '0' {
 		i++
-	default:
-		if i = s.digits(i); i == first {
+	} else {
+		first := i
+		if i = t.digits(first); i == first {
 			return i, broken(start, "the number has no digits")
 		}
 	}
-	if i < len(s.raw) && s.raw[i] == '.' {
+	if i < len(t) && t[i] == '.' {
 		first := i + 1
-		if i = s.digits(first); i == first {
+		if i = t.digits(first); i == first {
 			return i, broken(start, "the number's fraction has no digits")
 		}
 	}
-	if i < len(s.raw) && (s.raw[i] == 'e' || s.raw[i] == 'E') {
+	if i < len(t) && (t[i] == 'e' || t[i] == 'E') {
 		i++
-		if i < len(s.raw) && (s.raw[i] == '+' || s.raw[i] == '-') {
+		if i < len(t) && (t[i] == '+' || t[i] == '-') {
 			i++
 		}
 		first := i
-		if i = s.digits(first); i == first {
+		if i = t.digits(first); i == first {
 			return i, broken(start, "the number's exponent has no digits")
 		}
 	}
 	return i, nil
 }
 
-func (s *scanner) digits(i int) int {
-	for i < len(s.raw) && isDigit(s.raw[i]) {
+func (t source) digits(i int) int {
+	for i < len(t) && isDigit(t[i]) {
 		i++
 	}
 	return i
 }
 
-func (s *scanner) literal(i int, word string) (int, error) {
-	if end := i + len(word); end <= len(s.raw) && string(s.raw[i:end]) == word {
+func (t source) literal(i int, word string) (int, error) {
+	if end := i + len(word); end <= len(t) && string(t[i:end]) == word {
 		return end, nil
 	}
 	return i, broken(i, "a value must start here")
 }
 
-func (s *scanner) space(i int) int {
-	for i < len(s.raw) && isSpace(s.raw[i]) {
+func (t source) space(i int) int {
+	for i < len(t) && isSpace(t[i]) {
 		i++
 	}
 	return i
 }
 
-// utf8 refuses strings that are not UTF-8; to be called when all was scanned.
-func (s *scanner) utf8() error {
-	if s.high&tops != 0 && !utf8.Valid(s.raw) {
+// checkUTF8 refuses strings that are not UTF-8, in text that is JSON otherwise.
+func (t source) checkUTF8() error {
+	if !utf8.Valid(t) {
 		return &ParseFailure{Code: ParseError, Message: "parse JSON: a string is not UTF-8"}
 	}
 	return nil
@@ -212,7 +205,7 @@ func broken(at int, what string) error {
 // A walker steps through one object or array, whose opening bracket is at `at`.
 // After the last step `at` is behind the closing bracket, or err says what is wrong.
 type walker struct {
-	s     *scanner
+	t     source
 	at    int
 	depth int  // of the members, 1 for those of a frame
 	begun bool // whether the opening bracket is behind
@@ -223,23 +216,23 @@ type walker struct {
 
 // member steps to the next member of an object.
 func (w *walker) member() bool {
-	s := w.s
+	t := w.t
 	i, ok := w.step('{', '}')
 	if !ok {
 		return false
 	}
-	if i >= len(s.raw) || s.raw[i] != '"' {
+	if i >= len(t) || t[i] != '"' {
 		return w.fail(broken(i, "a member's name must start here"))
 	}
-	end, err := s.str(i)
+	end, err := t.str(i)
 	if err != nil {
 		return w.fail(err)
 	}
 	w.key = Span{i, end}
-	if i = s.space(end); i >= len(s.raw) || s.raw[i] != ':' {
+	if i = t.space(end); i >= len(t) || t[i] != ':' {
 		return w.fail(broken(i, "a colon is missing"))
 	}
-	return w.read(s.space(i + 1))
+	return w.read(t.space(i + 1))
 }
 
 // element steps to the next element of an array.
@@ -251,24 +244,24 @@ func (w *walker) element() bool {
 // step moves behind the opening bracket or a comma, and reports whether something
 // must follow.
 func (w *walker) step(opening, closing byte) (int, bool) {
-	s := w.s
+	t := w.t
 	if !w.begun {
 		w.begun = true
-		if w.at >= len(s.raw) || s.raw[w.at] != opening {
+		if w.at >= len(t) || t[w.at] != opening {
 			return w.at, w.fail(broken(w.at, "another bracket must start here"))
 		}
-		i := s.space(w.at + 1)
-		if i < len(s.raw) && s.raw[i] == closing {
+		i := t.space(w.at + 1)
+		if i < len(t) && t[i] == closing {
 			w.at = i + 1
 			return i, false
 		}
 		return i, true
 	}
-	i := s.space(w.at)
+	i := t.space(w.at)
 	switch {
-	case i < len(s.raw) && s.raw[i] == ',':
-		return s.space(i + 1), true
-	case i < len(s.raw) && s.raw[i] == closing:
+	case i < len(t) && t[i] == ',':
+		return t.space(i + 1), true
+	case i < len(t) && t[i] == closing:
 		w.at = i + 1
 		return i, false
 	}
@@ -276,7 +269,7 @@ func (w *walker) step(opening, closing byte) (int, bool) {
 }
 
 func (w *walker) read(i int) bool {
-	end, err := w.s.value(i, w.depth)
+	end, err := w.t.value(i, w.depth)
 	if err != nil {
 		return w.fail(err)
 	}
@@ -290,7 +283,7 @@ func (w *walker) end() error {
 	if w.err != nil {
 		return w.err
 	}
-	if i := w.s.space(w.at); i != len(w.s.raw) {
+	if i := w.t.space(w.at); i != len(w.t) {
 		return broken(i, "something follows the closing bracket")
 	}
 	return nil

@@ -49,8 +49,7 @@ type Member struct {
 // checked as far as was read, UTF-8 is not (see Valid). It ends after the first error.
 func Members(obj []byte) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
-		s := scanner{raw: obj}
-		w := walker{s: &s, at: s.space(0), depth: 1}
+		w := walker{t: obj, at: source(obj).space(0), depth: 1}
 		for w.member() {
 			key, _ := appendText(nil, obj[w.key.Start+1:w.key.End-1])
 			if !yield(Member{Key: string(key), KeySpan: w.key, Value: w.value}, nil) {
@@ -66,8 +65,7 @@ func Members(obj []byte) iter.Seq2[Member, error] {
 // Elements steps through the elements of the array that arr is, as Members does.
 func Elements(arr []byte) iter.Seq2[Span, error] {
 	return func(yield func(Span, error) bool) {
-		s := scanner{raw: arr}
-		w := walker{s: &s, at: s.space(0), depth: 1}
+		w := walker{t: arr, at: source(arr).space(0), depth: 1}
 		for w.element() {
 			if !yield(w.value, nil) {
 				return
@@ -85,9 +83,9 @@ func Elements(arr []byte) iter.Seq2[Span, error] {
 func CutMember(obj []byte, m Member) Span { return cut(obj, m) }
 
 func cut(raw []byte, m Member) Span {
-	s := scanner{raw: raw}
-	if i := s.space(m.Value.End); i < len(raw) && raw[i] == ',' {
-		return Span{m.KeySpan.Start, s.space(i + 1)}
+	t := source(raw)
+	if i := t.space(m.Value.End); i < len(raw) && raw[i] == ',' {
+		return Span{m.KeySpan.Start, t.space(i + 1)}
 	}
 	start := m.KeySpan.Start
 	for start > 0 && isSpace(raw[start-1]) {
@@ -102,15 +100,15 @@ func cut(raw []byte, m Member) Span {
 // Valid returns nil if raw is one strictly valid JSON value in UTF-8, nested at most
 // 512 deep, with or without white space around it. An error is a *ParseFailure.
 func Valid(raw []byte) error {
-	s := scanner{raw: raw}
-	end, err := s.value(s.space(0), 0)
+	t := source(raw)
+	end, err := t.value(t.space(0), 0)
 	if err != nil {
 		return err
 	}
-	if end = s.space(end); end != len(raw) {
+	if end = t.space(end); end != len(t) {
 		return broken(end, "something follows the value")
 	}
-	return s.utf8()
+	return t.checkUTF8()
 }
 
 // SplitBatch takes a top-level JSON array apart; the frames share memory with raw.

@@ -11,18 +11,17 @@ import (
 // or holds half a surrogate pair is an error, so that no two different strings are
 // decoded to one text.
 func Text(literal []byte) (string, error) {
-	s := scanner{raw: literal}
 	if len(literal) == 0 || literal[0] != '"' {
 		return "", broken(0, "a string must start here")
 	}
-	end, err := s.str(0)
+	end, err := source(literal).str(0)
 	if err != nil {
 		return "", err
 	}
 	if end != len(literal) {
 		return "", broken(end, "something follows the string")
 	}
-	if err := s.utf8(); err != nil {
+	if err := source(literal).checkUTF8(); err != nil {
 		return "", err
 	}
 	inner := literal[1 : len(literal)-1]
