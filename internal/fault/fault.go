@@ -49,32 +49,33 @@ const (
 )
 
 type row struct {
-	code   int // JSON-RPC
-	status int // HTTP, own API
+	code   int  // JSON-RPC
+	status int  // HTTP, own API
+	retry  bool // an HTTP answer always carries Retry-After
 }
 
 var table = map[Reason]row{
-	UnknownSession:      {-32001, http.StatusNotFound},
-	UnknownServer:       {-32001, http.StatusNotFound},
-	SessionSealed:       {-32002, http.StatusConflict},
-	SessionLimit:        {-32003, http.StatusTooManyRequests},
-	TaskLimit:           {-32003, http.StatusTooManyRequests},
-	InstanceWaitTimeout: {-32003, http.StatusTooManyRequests},
-	BudgetExhausted:     {-32004, http.StatusTooManyRequests},
-	Interrupted:         {-32010, http.StatusBadGateway},
-	StartFailed:         {-32011, http.StatusBadGateway},
-	StartTimeout:        {-32011, http.StatusGatewayTimeout},
-	CircuitOpen:         {-32012, http.StatusServiceUnavailable},
-	CallTimeout:         {-32013, http.StatusGatewayTimeout},
-	TooLarge:            {-32014, http.StatusRequestEntityTooLarge},
-	ForbiddenTool:       {-32602, http.StatusNotFound},
-	AmbiguousOwner:      {-32015, http.StatusConflict},
-	Draining:            {-32016, http.StatusServiceUnavailable},
-	Unauthorized:        {-32000, http.StatusUnauthorized},
-	ForbiddenOrigin:     {-32000, http.StatusForbidden},
-	BadRequest:          {-32600, http.StatusBadRequest},
-	Forbidden:           {-32000, http.StatusForbidden},
-	Internal:            {-32603, http.StatusInternalServerError},
+	UnknownSession:      {-32001, http.StatusNotFound, false},
+	UnknownServer:       {-32001, http.StatusNotFound, false},
+	SessionSealed:       {-32002, http.StatusConflict, false},
+	SessionLimit:        {-32003, http.StatusTooManyRequests, true},
+	TaskLimit:           {-32003, http.StatusTooManyRequests, true},
+	InstanceWaitTimeout: {-32003, http.StatusTooManyRequests, true},
+	BudgetExhausted:     {-32004, http.StatusTooManyRequests, false},
+	Interrupted:         {-32010, http.StatusBadGateway, false},
+	StartFailed:         {-32011, http.StatusBadGateway, false},
+	StartTimeout:        {-32011, http.StatusGatewayTimeout, false},
+	CircuitOpen:         {-32012, http.StatusServiceUnavailable, true},
+	CallTimeout:         {-32013, http.StatusGatewayTimeout, false},
+	TooLarge:            {-32014, http.StatusRequestEntityTooLarge, false},
+	ForbiddenTool:       {-32602, http.StatusNotFound, false},
+	AmbiguousOwner:      {-32015, http.StatusConflict, false},
+	Draining:            {-32016, http.StatusServiceUnavailable, true},
+	Unauthorized:        {-32000, http.StatusUnauthorized, false},
+	ForbiddenOrigin:     {-32000, http.StatusForbidden, false},
+	BadRequest:          {-32600, http.StatusBadRequest, false},
+	Forbidden:           {-32000, http.StatusForbidden, false},
+	Internal:            {-32603, http.StatusInternalServerError, false},
 }
 
 // Reasons lists every reason in alphabetical order, for documentation and tests.
@@ -115,10 +116,14 @@ type Error struct {
 	Err        error          // the cause, or nil; it is not shown to callers
 }
 
-// New returns an error with a formatted message; %w in format sets its cause.
+// New returns an error with a formatted message; every %w in format is a cause.
 func New(r Reason, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	return &Error{Reason: r, Message: err.Error(), Err: errors.Unwrap(err)}
+	cause := errors.Unwrap(err)
+	if _, several := err.(interface{ Unwrap() []error }); several {
+		cause = err
+	}
+	return &Error{Reason: r, Message: err.Error(), Err: cause}
 }
 
 // Error returns the message.
@@ -152,6 +157,19 @@ func SafeToRetry(err error) bool {
 	return ok && e.Sent == SentNo
 }
 
+// RetrySeconds returns the value of the HTTP header Retry-After: RetryAfter in
+// whole seconds, rounded up. It is at least 1 for the reasons whose answer always
+// carries that header, and 0, for no header, where nothing is known.
+func (e *Error) RetrySeconds() int {
+	if e.RetryAfter > 0 {
+		return int((e.RetryAfter + time.Second - 1) / time.Second)
+	}
+	if e.Reason.row().retry {
+		return 1
+	}
+	return 0
+}
+
 // RPC returns the JSON-RPC error object: code, message, and data with the reason.
 func (e *Error) RPC() []byte {
 	data := e.body()
@@ -161,7 +179,9 @@ func (e *Error) RPC() []byte {
 		Data    map[string]any `json:"data"`
 	}{e.Reason.Code(), e.Message, data})
 	if err != nil { // Data held something that JSON cannot say
-		b, _ = json.Marshal(map[string]any{"code": e.Reason.Code(), "message": e.Message})
+		b, _ = json.Marshal(map[string]any{
+			"code": e.Reason.Code(), "message": e.Message, "data": map[string]any{"reason": e.Reason},
+		})
 	}
 	return b
 }
