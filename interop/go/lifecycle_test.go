@@ -1,0 +1,157 @@
+//go:build interop
+
+package interop
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// R1, R2, R3: every client that waits on a killed server has a typed answer within
+// a second, and its next call a new process.
+func TestKilledServerAnswersEveryWaitingClient(t *testing.T) {
+	d := startDaemon(t, nil)
+	ctx := t.Context()
+	type answer struct {
+		err error
+		at  time.Time
+	}
+	answers := make(chan answer)
+	var clients []*client
+	for range 5 {
+		c := connect(t, d.mcp("everything"), legacy, mcp.ClientOptions{})
+		clients = append(clients, c)
+		go func() {
+			_, err := c.call(ctx, "trigger-long-running-operation", map[string]any{"duration": 30, "steps": 1})
+			answers <- answer{err, time.Now()}
+		}()
+	}
+	time.Sleep(500 * time.Millisecond) // for the calls to be on their way
+	before := d.servers("server-everything")
+	if len(before) != 1 {
+		t.Fatalf("%d processes of the everything server, want 1", len(before))
+	}
+	killed := time.Now()
+	if err := syscall.Kill(before[0].pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for range clients {
+		got := <-answers
+		e := wireError(got.err)
+		if e == nil || e.Code != -32010 {
+			t.Fatalf("a waiting client got %v, want code -32010", got.err)
+		}
+		var data struct {
+			Reason string `json:"reason"`
+			Server string `json:"server"`
+			Sent   string `json:"sent"`
+		}
+		if err := json.Unmarshal(e.Data, &data); err != nil || data.Reason != "interrupted" || data.Server != "everything" || data.Sent != "maybe" {
+			t.Errorf("error data %s", e.Data)
+		}
+		if took := got.at.Sub(killed); took > time.Second {
+			t.Errorf("answered after %v", took)
+		}
+	}
+	for i, c := range clients {
+		if got, err := c.call(ctx, "echo", map[string]any{"message": fmt.Sprint("back ", i)}); err != nil || got != fmt.Sprint("Echo: back ", i) {
+			t.Errorf("client %d: %q, %v", i, got, err)
+		}
+	}
+	if after := d.servers("server-everything"); len(after) != 1 || after[0].pid == before[0].pid {
+		t.Errorf("processes %+v after %+v, want one new one", after, before)
+	}
+}
+
+// G1, P2: SIGTERM with sessions attached.
+func TestTerminatedDaemonLeavesNothing(t *testing.T) {
+	d := startDaemon(t, nil)
+	for _, name := range []string{"everything", "files", "memory"} {
+		connect(t, d.mcp(name), legacy, mcp.ClientOptions{})
+	}
+	begin := time.Now()
+	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-d.exited:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the daemon is still there after 30 s")
+	}
+	took := time.Since(begin)
+	t.Logf("ended after %v", took)
+	if d.waitErr != nil {
+		t.Errorf("the daemon ended with %v, want exit status 0", d.waitErr)
+	}
+	if left := d.processes(); len(left) != 0 {
+		t.Errorf("left: %+v", left)
+	}
+	if took > time.Second {
+		t.Errorf("took %v, more than a second", took)
+	}
+}
+
+// P1: however the daemon dies.
+func TestKilledDaemonLeavesNothing(t *testing.T) {
+	d := startDaemon(t, nil)
+	for _, name := range []string{"everything", "files", "memory"} {
+		connect(t, d.mcp(name), legacy, mcp.ClientOptions{})
+	}
+	if err := d.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-d.exited
+	until(t, 7*time.Second, "everything of the killed daemon has ended", func() bool { return len(d.processes()) == 0 })
+}
+
+// M6: sampling and elicitation reach the one client with a call in flight, and
+// with several in flight nobody is asked.
+func TestServersRequestsReachTheirCaller(t *testing.T) {
+	d := startDaemon(t, nil)
+	ctx := t.Context()
+	person := func(name string) *client {
+		return connect(t, d.mcp("everything"), legacy, mcp.ClientOptions{
+			CreateMessageHandler: func(context.Context, *mcp.CreateMessageRequest) (*mcp.CreateMessageResult, error) {
+				return &mcp.CreateMessageResult{Model: "m", Role: "assistant", Content: &mcp.TextContent{Text: "sampled by " + name}}, nil
+			},
+			ElicitationHandler: func(context.Context, *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+				return &mcp.ElicitResult{Action: "accept", Content: map[string]any{"name": name}}, nil
+			},
+		})
+	}
+	alice, bob := person("alice"), person("bob")
+	sample := func(c *client) (string, error) {
+		return c.call(ctx, "trigger-sampling-request", map[string]any{"prompt": "p"})
+	}
+	for name, c := range map[string]*client{"alice": alice, "bob": bob} {
+		if got, err := sample(c); err != nil || !strings.Contains(got, "sampled by "+name) {
+			t.Errorf("%s sampling: %q, %v", name, got, err)
+		}
+		if got, err := c.call(ctx, "trigger-elicitation-request", nil); err != nil || !strings.Contains(got, "- Name: "+name) {
+			t.Errorf("%s elicitation: %q, %v", name, got, err)
+		}
+	}
+
+	slow := make(chan error, 1)
+	go func() {
+		_, err := alice.call(ctx, "trigger-long-running-operation", map[string]any{"duration": 1, "steps": 1})
+		slow <- err
+	}()
+	time.Sleep(200 * time.Millisecond)
+	if got, err := sample(bob); err == nil || !strings.Contains(err.Error(), "-32015") && !strings.Contains(err.Error(), "ambiguous") {
+		t.Errorf("with two calls in flight: %q, %v, want an error that says why", got, err)
+	}
+	if err := <-slow; err != nil {
+		t.Errorf("the other call: %v", err)
+	}
+	if got, err := sample(bob); err != nil || !strings.Contains(got, "sampled by bob") {
+		t.Errorf("the next attempt: %q, %v", got, err)
+	}
+}

@@ -1,0 +1,345 @@
+//go:build interop
+
+package interop
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	sessions = 20
+	legacy   = "2025-11-25"
+)
+
+// each runs f for 0 to sessions-1 at once.
+func each(t *testing.T, f func(i int) error) {
+	t.Helper()
+	var group errgroup.Group
+	for i := range sessions {
+		group.Go(func() error {
+			if err := f(i); err != nil {
+				return fmt.Errorf("client %d: %w", i, err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// S2, M1, M2, M4: one dial for all that come at once; every answer, progress and
+// update reaches its own client, though request ids and tokens collide.
+func TestTwentySessionsShareThreeProcesses(t *testing.T) {
+	d := startDaemon(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var everything, files, memory [sessions]*client
+	each(t, func(i int) error {
+		var group errgroup.Group
+		for name, slot := range map[string]*[sessions]*client{"everything": &everything, "files": &files, "memory": &memory} {
+			group.Go(func() (err error) {
+				slot[i], err = dial(ctx, d.mcp(name), legacy, mcp.ClientOptions{})
+				return err
+			})
+		}
+		return group.Wait()
+	})
+	all := slices.Concat(everything[:], files[:], memory[:])
+
+	// The memory server itself loses one of two writes at once, so one after the other.
+	for i, c := range memory {
+		if _, err := c.call(ctx, "create_entities", map[string]any{"entities": []any{
+			map[string]any{"name": fmt.Sprintf("entity-%d-x", i), "entityType": "test", "observations": []string{fmt.Sprintf("seen by client %d", i)}},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	each(t, func(i int) error {
+		var group errgroup.Group
+		group.Go(func() error { return useEverything(ctx, everything[i], i) })
+		group.Go(func() error { return useFiles(ctx, files[i], i, d.files) })
+		group.Go(func() error { return useMemory(ctx, memory[i], i) })
+		return group.Wait()
+	})
+	useSubscriptions(t, ctx, everything[:])
+
+	if got := len(d.servers("server-")); got != 3 {
+		t.Errorf("%d server processes for %d clients, want 3", got, len(all))
+	}
+	connections, err := d.connections(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs := make(map[string]int)
+	for _, c := range connections {
+		refs[c.Server] += c.Refs
+	}
+	if len(connections) != 3 || refs["everything"] != sessions || refs["files"] != sessions || refs["memory"] != sessions {
+		t.Errorf("connections %+v, want one per server with %d references", connections, sessions)
+	}
+	for _, c := range all {
+		if err := c.Close(); err != nil {
+			t.Errorf("closing a session: %v", err)
+		}
+	}
+	until(t, 9*time.Second, "the servers have ended", func() bool { return len(d.servers("")) == 0 }) // T1, P2
+}
+
+// useEverything is what client i does on the everything server.
+func useEverything(ctx context.Context, c *client, i int) error {
+	var group errgroup.Group
+	for k := range 5 {
+		group.Go(func() error {
+			a := 1000 * (i + 1)
+			got, err := c.call(ctx, "get-sum", map[string]any{"a": a, "b": k})
+			if err != nil {
+				return err
+			}
+			if want := fmt.Sprintf("The sum of %d and %d is %d.", a, k, a+k); got != want {
+				return fmt.Errorf("got %q, want %q", got, want)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+
+	// Each client counts to a total of its own under the same token: progress that went astray has the wrong total.
+	steps := 3 + i
+	params := &mcp.CallToolParams{Name: "trigger-long-running-operation", Arguments: map[string]any{"duration": 0.5, "steps": steps}}
+	params.SetProgressToken("the same for all")
+	got, err := c.callWith(ctx, params)
+	if err != nil {
+		return err
+	}
+	if want := fmt.Sprintf("Long running operation completed. Duration: 0.5 seconds, Steps: %d.", steps); got != want {
+		return fmt.Errorf("got %q, want %q", got, want)
+	}
+	// The SDK hands on notifications beside results, so the last may be a moment behind.
+	for deadline := time.Now().Add(2 * time.Second); len(c.progressOf("the same for all")) < steps && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	progress := c.progressOf("the same for all")
+	if len(progress) != steps || c.tokens() != 1 {
+		return fmt.Errorf("progress %+v under %d tokens, want %d under one", progress, c.tokens(), steps)
+	}
+	for k, p := range progress {
+		if p.Progress != float64(k+1) || p.Total != float64(steps) {
+			return fmt.Errorf("progress %d is %v of %v, want %d of %d", k, p.Progress, p.Total, k+1, steps)
+		}
+	}
+
+	// Every other client cancels; the calls of the others, with the same request ids, run to their end.
+	callCtx := ctx
+	if i%2 == 0 {
+		var cancel context.CancelFunc
+		callCtx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+	}
+	got, err = c.call(callCtx, "trigger-long-running-operation", map[string]any{"duration": 1.5, "steps": 1 + i})
+	switch {
+	case i%2 == 0 && !errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("cancelled call: got %q and %v, want its context's error", got, err)
+	case i%2 == 1 && err != nil:
+		return err
+	}
+	got, err = c.call(ctx, "echo", map[string]any{"message": fmt.Sprint("still ", i)})
+	if err == nil && got != fmt.Sprint("Echo: still ", i) {
+		err = fmt.Errorf("got %q after a cancelled call", got)
+	}
+	return err
+}
+
+// useFiles is what client i does on the filesystem server.
+func useFiles(ctx context.Context, c *client, i int, dir string) error {
+	path := filepath.Join(dir, fmt.Sprintf("client-%d.txt", i))
+	content := strings.Repeat(fmt.Sprintf("written by client %d\n", i), i+1)
+	if _, err := c.call(ctx, "write_file", map[string]any{"path": path, "content": content}); err != nil {
+		return err
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != content {
+		return fmt.Errorf("the file holds %q (%v), want %q", got, err, content)
+	}
+	if got, err := c.call(ctx, "read_text_file", map[string]any{"path": path}); err != nil || got != content {
+		return fmt.Errorf("read %q (%v), want %q", got, err, content)
+	}
+	return nil
+}
+
+// useMemory is what client i does on the memory server.
+func useMemory(ctx context.Context, c *client, i int) error {
+	got, err := c.call(ctx, "open_nodes", map[string]any{"names": []string{fmt.Sprintf("entity-%d-x", i)}})
+	if err != nil {
+		return err
+	}
+	var graph struct {
+		Entities []struct {
+			Observations []string `json:"observations"`
+		} `json:"entities"`
+	}
+	if err := json.Unmarshal([]byte(got), &graph); err != nil {
+		return fmt.Errorf("decoding %q: %w", got, err)
+	}
+	if len(graph.Entities) != 1 || !slices.Equal(graph.Entities[0].Observations, []string{fmt.Sprintf("seen by client %d", i)}) {
+		return fmt.Errorf("found %q", got)
+	}
+	return nil
+}
+
+// useSubscriptions subscribes every client to a URI of its own, the first two to
+// one more, and takes the last one's subscription back.
+func useSubscriptions(t *testing.T, ctx context.Context, clients []*client) {
+	t.Helper()
+	const shared = "demo://resource/dynamic/text/1000"
+	want := make([][]string, len(clients))
+	subscribe := func(i int, uri string) {
+		if err := clients[i].Subscribe(ctx, &mcp.SubscribeParams{URI: uri}); err != nil {
+			t.Fatalf("client %d subscribes to %s: %v", i, uri, err)
+		}
+		want[i] = append(want[i], uri)
+	}
+	for i := range clients {
+		subscribe(i, fmt.Sprintf("demo://resource/dynamic/text/%d", i+1))
+	}
+	subscribe(0, shared)
+	subscribe(1, shared)
+	last := len(clients) - 1
+	if err := clients[last].Unsubscribe(ctx, &mcp.UnsubscribeParams{URI: want[last][0]}); err != nil {
+		t.Fatal(err)
+	}
+	want[last] = nil
+
+	toggle := func() {
+		if _, err := clients[0].call(ctx, "toggle-subscriber-updates", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	toggle()
+	until(t, 4*time.Second, "every subscriber has its update", func() bool {
+		for i, c := range clients {
+			if len(c.updates()) < len(want[i]) {
+				return false
+			}
+		}
+		return true
+	})
+	time.Sleep(200 * time.Millisecond) // for updates that should not come
+	toggle()
+	for i, c := range clients {
+		if got := c.updates(); !slices.Equal(got, want[i]) {
+			t.Errorf("client %d was told of %q, want %q", i, got, want[i])
+		}
+	}
+}
+
+// Who comes second does not wait for a start.
+func TestLaterSessionsReachAResultInATenthOfTheFirstOnesTime(t *testing.T) {
+	for _, test := range []struct {
+		server, tool string
+		args         map[string]any
+	}{
+		{"everything", "get-sum", map[string]any{"a": 1, "b": 2}},
+		{"files", "list_allowed_directories", nil},
+		{"memory", "read_graph", nil},
+	} {
+		t.Run(test.server, func(t *testing.T) {
+			d := startDaemon(t, nil)
+			var times []time.Duration
+			for range sessions {
+				begin := time.Now()
+				c := connect(t, d.mcp(test.server), legacy, mcp.ClientOptions{})
+				if _, err := c.call(t.Context(), test.tool, test.args); err != nil {
+					t.Fatal(err)
+				}
+				times = append(times, time.Since(begin))
+			}
+			first, others := times[0], slices.Sorted(slices.Values(times[1:]))
+			worst := others[len(others)-1]
+			t.Logf("first %v, others at most %v, median %v", first, worst, others[len(others)/2])
+			if worst > first/10 {
+				t.Errorf("the slowest of the others took %v, more than a tenth of %v", worst, first)
+			}
+		})
+	}
+}
+
+// M8: the SDK's clients of every version, its own choice included, get along.
+func TestClientsOfEveryVersionShareOneServer(t *testing.T) {
+	d := startDaemon(t, nil)
+	for _, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", legacy, ""} {
+		t.Run("version "+version, func(t *testing.T) {
+			c := connect(t, d.mcp("everything"), version, mcp.ClientOptions{})
+			got := c.InitializeResult().ProtocolVersion
+			t.Logf("speaks %s", got)
+			if version != "" && got != version {
+				t.Errorf("speaks %s, asked for %s", got, version)
+			}
+			if err := useEverything(t.Context(), c, 0); err != nil {
+				t.Error(err)
+			}
+			tools, err := c.ListTools(t.Context(), nil)
+			if err != nil || len(tools.Tools) == 0 {
+				t.Errorf("tools: %+v, %v", tools, err)
+			}
+		})
+	}
+	if got := len(d.servers("server-everything")); got != 1 {
+		t.Errorf("%d processes of the everything server, want 1", got)
+	}
+}
+
+// H7: the aggregate under the SDK's iterators, which follow cursors.
+func TestAggregate(t *testing.T) {
+	d := startDaemon(t, nil)
+	ctx := t.Context()
+	c := connect(t, d.mcp(""), legacy, mcp.ClientOptions{})
+	names := make(map[string]bool)
+	for tool, err := range c.Tools(ctx, nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if names[tool.Name] {
+			t.Errorf("tool %s is listed twice", tool.Name)
+		}
+		names[tool.Name] = true
+	}
+	for _, name := range []string{"everything__echo", "files__read_text_file", "memory__read_graph"} {
+		if !names[name] {
+			t.Errorf("no tool %s in %v", name, names)
+		}
+	}
+	if got, err := c.call(ctx, "everything__echo", map[string]any{"message": "hi"}); err != nil || got != "Echo: hi" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if _, err := c.call(ctx, "everything__nonsense", nil); wireError(err) == nil || wireError(err).Code != -32602 {
+		t.Errorf("an unknown tool: %v, want code -32602", err)
+	}
+	prompt, err := c.GetPrompt(ctx, &mcp.GetPromptParams{Name: "everything__args-prompt", Arguments: map[string]string{"city": "Turin"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := prompt.Messages[0].Content.(*mcp.TextContent).Text; got != "What's weather in Turin?" {
+		t.Errorf("prompt %q", got)
+	}
+	resource, err := c.ReadResource(ctx, &mcp.ReadResourceParams{URI: "demo://resource/dynamic/text/7"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := resource.Contents[0].Text; !strings.HasPrefix(got, "Resource 7: ") {
+		t.Errorf("resource %q", got)
+	}
+}
