@@ -22,7 +22,7 @@ type Config struct {
 	Pool           Pool
 	Gateway        Gateway
 	Shutdown       Shutdown
-	Servers        []*Server // in the order of the file, disabled ones too
+	Servers        []*Server // in the order of the file, disabled ones too; an entry whose name nothing can address is only a problem
 	Problems       []Problem // warnings, and errors that disabled one server
 }
 
@@ -108,16 +108,16 @@ type Server struct {
 	Position       string // file:line:column of the entry
 	DisabledReason string // why it cannot be used ("disabled" in the file, or a problem), or ""
 
-	Transport  Transport
+	Transport  Transport // "" only if the server is disabled because its entry does not say
 	Command    string
-	Args       []string
-	Env        map[string]secret.String
-	Cwd        string // absolute, or holding ${WORKSPACE} (the value "workspace" becomes that); stdio only
-	InheritEnv bool   // the child gets the daemon's whole environment (P8)
+	Args       []string                 // may hold secrets: never for display
+	Env        map[string]secret.String // added to the child's environment (P8)
+	Cwd        string                   // absolute, or holding ${WORKSPACE} (the value "workspace" becomes that); stdio only
+	InheritEnv bool                     // the child gets the daemon's whole environment (P8)
 	URL        secret.String
-	Headers    map[string]secret.String
+	Headers    map[string]secret.String // names as the file spells them; no two differ only in case
 
-	Sharing               Sharing // never empty: defaults are applied
+	Sharing               Sharing // never empty: defaults are applied (K7); Exclusive is treated as Session in this version
 	ShareAcrossPrincipals bool
 	Interactive           Interactive
 	StartTimeout          time.Duration // P9; 60 s
@@ -162,14 +162,15 @@ const (
 	Error   Severity = "error"
 )
 
-// Problem is one thing wrong with a configuration file.
+// Problem is one thing wrong with a configuration. Its texts name keys and
+// variables, and never hold a value.
 type Problem struct {
 	Severity   Severity `json:"severity"`
-	File       string   `json:"file"`
+	File       string   `json:"file"`   // as the caller named it, or "" for a flag or a variable
 	Line       int      `json:"line"`   // from 1; 0 when the problem has no place in the file
 	Column     int      `json:"column"` // from 1, in bytes
 	Server     string   `json:"server,omitempty"`
-	Path       string   `json:"path,omitempty"` // such as mcpServers.files.args[2]
-	Message    string   `json:"message"`        // says what to do; never holds a secret
-	Suggestion string   `json:"suggestion,omitempty"`
+	Path       string   `json:"path,omitempty"`       // such as mcpServers.files.args[2], --listen or ROUNDHOUSE_LISTEN
+	Message    string   `json:"message"`              // says what to do
+	Suggestion string   `json:"suggestion,omitempty"` // the key or word that was probably meant
 }

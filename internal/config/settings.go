@@ -1,0 +1,345 @@
+package config
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"roundhouse/internal/secret"
+)
+
+// minTokenLength is the fewest characters of a bearer token.
+const minTokenLength = 16
+
+// A document is a Config in the making.
+type document struct {
+	Config
+	servers  []node // the objects that hold server entries
+	listenAt node   // where "listen" stands, or zero
+}
+
+// Defaults returns the configuration without a file, flags, or variables that set
+// something.
+func Defaults() *Config {
+	return defaults(osEnv)
+}
+
+func defaults(env func(string) (string, bool)) *Config {
+	return &Config{
+		Listen:   "127.0.0.1:7420",
+		StateDir: defaultStateDir(env),
+		Sessions: Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour},
+		Pool: Pool{
+			Enabled:    true,
+			Transports: []Transport{Stdio, WebSocket},
+			DrainDelay: 30 * time.Second,
+			MaxIdle:    5 * time.Minute,
+		},
+		Gateway: Gateway{
+			MaxBody:            64 << 20,
+			KeepAlive:          15 * time.Second,
+			WriteDeadline:      10 * time.Second,
+			ListWait:           15 * time.Second,
+			InteractiveTimeout: 10 * time.Minute,
+		},
+		Shutdown: Shutdown{Grace: 10 * time.Second, Total: 30 * time.Second},
+	}
+}
+
+// defaultStateDir is where state lives if nobody says so, or "" if not even the
+// home directory is known.
+func defaultStateDir(env func(string) (string, bool)) string {
+	if dir, _ := env("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "roundhouse")
+	}
+	if home, ok := homeDir(env); ok {
+		return filepath.Join(home, ".local", "state", "roundhouse")
+	}
+	return ""
+}
+
+// documentObject is the file.
+var documentObject = object[document]{others: beside, fields: []field[document]{
+	{
+		name: "$schema",
+		doc:  "Where an editor finds the JSON Schema of this file. It has no effect.",
+		kind: custom[document]{
+			from:  func(*reader, node, *document) {},
+			shape: func(*document) schema { return schema{} },
+		},
+	}, {
+		name: "mcpServers",
+		doc:  "The MCP servers by name, as other hosts write them. A name is not empty and holds no slash and no control character; \"roundhouse\" is reserved.",
+		kind: serverMap,
+	}, {
+		name: "servers",
+		doc:  "The same as \"mcpServers\", as VS Code spells it. Both may be given if no name stands in both.",
+		kind: serverMap,
+	}, {
+		name: "listen",
+		doc:  "The host and port of the HTTP listener. Beyond loopback needs \"auth.tokens\". ROUNDHOUSE_LISTEN and --listen win over it.",
+		kind: custom[document]{from: readListen, shape: func(d *document) schema {
+			return schema{"type": "string", "default": d.Listen}
+		}},
+	}, {
+		name: "publicNames",
+		doc:  "Host names beside loopback under which clients reach the listener.",
+		kind: list[document, string]{
+			at:    func(d *document) *[]string { return &d.PublicNames },
+			item:  publicName,
+			items: schema{"type": "string"},
+		},
+	}, {
+		name: "allowedOrigins",
+		doc:  "Browser origins that may send requests, such as \"https://console.example\".",
+		kind: list[document, string]{
+			at:    func(d *document) *[]string { return &d.AllowedOrigins },
+			item:  allowedOrigin,
+			items: schema{"type": "string"},
+		},
+	}, {
+		name: "stateDir",
+		doc: "The directory of the daemon's own files; ~ and variables are expanded, and a relative one is relative to this file. " +
+			"The default is roundhouse in $XDG_STATE_HOME, or ~/.local/state/roundhouse. ROUNDHOUSE_STATE_DIR and --state-dir win over it.",
+		kind: custom[document]{from: readStateDir, shape: func(*document) schema { return schema{"type": "string"} }},
+	}, {
+		name: "auth",
+		doc:  "Who may come in.",
+		kind: section[document]{object: object[document]{fields: []field[document]{{
+			name: "tokens",
+			doc:  "Bearer tokens. Without any, every caller is the principal \"local\".",
+			kind: custom[document]{from: readTokens, shape: func(*document) schema {
+				item := tokenObject.schema(&Token{})
+				item["required"] = []string{"principal", "token"}
+				return schema{"type": "array", "items": item}
+			}},
+		}}}},
+	}, {
+		name: "sessions",
+		doc:  "How many sessions there may be, and how long they live.",
+		kind: section[document]{object: object[document]{fields: []field[document]{{
+			name: "max",
+			doc:  "The most sessions at once.",
+			kind: count[document]{at: func(d *document) *int { return &d.Sessions.Max }},
+		}, {
+			name: "idleTimeout",
+			doc:  "How long a session without a call or stream stays awake before it becomes dormant.",
+			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Sessions.IdleTimeout }},
+		}, {
+			name: "expireAfter",
+			doc:  "How long a session may be idle before it is closed.",
+			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Sessions.ExpireAfter }},
+		}, {
+			name: "kinds",
+			kind: later[document]{},
+		}}}},
+	}, {
+		name: "pool",
+		doc:  "Which servers are shared, and how long their connections live.",
+		kind: section[document]{object: object[document]{fields: []field[document]{{
+			name: "enabled",
+			doc:  "False gives each session connections of its own, whatever a server says. ROUNDHOUSE_NO_POOL=1 does the same.",
+			kind: flag[document]{at: func(d *document) *bool { return &d.Pool.Enabled }},
+		}, {
+			name: "transports",
+			doc:  "The transports whose servers are shared unless a server says otherwise.",
+			kind: list[document, Transport]{
+				at:    func(d *document) *[]Transport { return &d.Pool.Transports },
+				item:  func(r *reader, n node) (string, bool) { return r.word(n, asStrings(transports)) },
+				items: schema{"enum": transports},
+			},
+		}, {
+			name: "drainDelay",
+			doc:  "How long a connection outlives the last session that uses it.",
+			kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Pool.DrainDelay }},
+		}, {
+			name: "maxIdle",
+			doc:  "How long a connection that no session uses may go without a call before it is closed, however often sessions come and go.",
+			kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Pool.MaxIdle }},
+		}, {
+			name: "budget",
+			kind: later[document]{},
+		}}}},
+	}, {
+		name: "gateway",
+		doc:  "Limits of the MCP endpoints.",
+		kind: section[document]{object: object[document]{fields: []field[document]{{
+			name: "maxBody",
+			doc:  "The largest body of one HTTP request: a number of bytes, or a size such as \"64MiB\".",
+			kind: size[document]{at: func(d *document) *int64 { return &d.Gateway.MaxBody }},
+		}, {
+			name: "keepAlive",
+			doc:  "The time between comments on a silent stream.",
+			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Gateway.KeepAlive }},
+		}, {
+			name: "writeDeadline",
+			doc:  "How long one write to a stream may take before its client is dropped.",
+			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Gateway.WriteDeadline }},
+		}, {
+			name: "listWait",
+			doc:  "How long a list of all servers' tools waits for a server that is starting.",
+			kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Gateway.ListWait }},
+		}, {
+			name: "interactiveTimeout",
+			doc:  "How long a server's request to a client may stay unanswered.",
+			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Gateway.InteractiveTimeout }},
+		}}}},
+	}, {
+		name: "shutdown",
+		doc:  "How the daemon ends.",
+		kind: section[document]{check: checkShutdown, object: object[document]{fields: []field[document]{{
+			name: "grace",
+			doc:  "How long requests in flight may go on.",
+			kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Shutdown.Grace }},
+		}, {
+			name: "total",
+			doc:  "How long everything may take, grace included.",
+			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Shutdown.Total }},
+		}}}},
+	},
+	{name: "llm", kind: later[document]{}},
+	{name: "store", kind: later[document]{}},
+	{name: "autostart", kind: later[document]{}},
+}}
+
+// serverMap only notes where the server entries are: how they are read depends on
+// the settings.
+var serverMap = custom[document]{
+	from: func(_ *reader, n node, d *document) { d.servers = append(d.servers, n) },
+	shape: func(*document) schema {
+		return schema{"type": "object", "additionalProperties": schema{"$ref": "#/$defs/server"}}
+	},
+}
+
+var tokenObject = object[Token]{fields: []field[Token]{{
+	name: "principal",
+	doc:  "Who the bearer is.",
+	kind: plain[Token]{at: func(t *Token) *string { return &t.Principal }},
+}, {
+	name: "token",
+	doc:  "The secret, at least 16 visible ASCII characters; best written as ${VAR}.",
+	kind: hidden[Token]{scheme: inToken, at: func(t *Token) *secret.String { return &t.Token }},
+}, {
+	name: "admin",
+	doc:  "Whether the bearer may see and control what belongs to other principals, and restart servers.",
+	kind: flag[Token]{at: func(t *Token) *bool { return &t.Admin }},
+}}}
+
+func readTokens(r *reader, n node, d *document) {
+	elements, _ := r.elements(n)
+	used := map[secret.String]bool{}
+	for _, e := range elements {
+		var t Token
+		before := len(r.problems)
+		found := tokenObject.read(r, e, &t)
+		if len(r.problems) > before {
+			continue
+		}
+		switch {
+		case !found.has("principal") || !found.has("token"):
+			r.errorAtKey(e, `needs "principal" and "token"`)
+		case t.Principal == "" || strings.ContainsFunc(t.Principal, unicode.IsControl):
+			r.errorAt(found["principal"], "must be a name without control characters")
+		case len(t.Token.Reveal()) < minTokenLength:
+			r.errorAt(found["token"], "must have at least %d characters", minTokenLength)
+		case strings.ContainsFunc(t.Token.Reveal(), func(c rune) bool { return c <= ' ' || c > '~' }):
+			r.errorAt(found["token"], "must be visible ASCII characters, because a header carries it")
+		case used[t.Token]:
+			r.errorAt(found["token"], "is the same token as an earlier one; every token needs to be its own")
+		}
+		used[t.Token] = true
+		d.Auth.Tokens = append(d.Auth.Tokens, t)
+	}
+}
+
+func readListen(r *reader, n node, d *document) {
+	text, ok := r.expanded(n, ordinary)
+	if !ok {
+		return
+	}
+	if err := checkListen(text); err != nil {
+		r.errorAt(n, "%v", err)
+		return
+	}
+	d.Listen, d.listenAt = text, n
+}
+
+var errListen = errors.New(`must be a host and a port, such as "127.0.0.1:7420"`)
+
+// checkListen checks the address of a listener.
+func checkListen(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return errListen
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return errListen
+	}
+	return nil
+}
+
+// BeyondLoopback reports whether the listener can be reached from other machines.
+func (c *Config) BeyondLoopback() bool {
+	host, _, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return true
+	}
+	if strings.EqualFold(host, "localhost") {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return err != nil || !ip.Unmap().IsLoopback()
+}
+
+func readStateDir(r *reader, n node, d *document) {
+	dir, ok := r.expanded(n, ordinary)
+	if !ok {
+		return
+	}
+	dir, err := expandHome(dir, r.env)
+	switch {
+	case err != nil:
+		r.errorAt(n, "%v", err)
+	case dir == "":
+		r.errorAt(n, "must not be empty")
+	case filepath.IsAbs(dir):
+		d.StateDir = filepath.Clean(dir)
+	default:
+		d.StateDir = filepath.Join(r.dir, dir)
+	}
+}
+
+func checkShutdown(r *reader, n node, d *document, _ seen) {
+	if d.Shutdown.Grace > d.Shutdown.Total {
+		r.errorAtKey(n, "grace is longer than total, of which it is a part (total is %s if not given)",
+			formatDuration(Defaults().Shutdown.Total))
+	}
+}
+
+func publicName(r *reader, n node) (string, bool) {
+	name, ok := r.text(n)
+	if ok && (name == "" || strings.ContainsAny(name, "/*@ ") || strings.ContainsFunc(name, unicode.IsControl)) {
+		r.errorAt(n, `must be a host name alone, such as "tools.example"`)
+		return "", false
+	}
+	return name, ok
+}
+
+func allowedOrigin(r *reader, n node) (string, bool) {
+	origin, ok := r.text(n)
+	if !ok {
+		return "", false
+	}
+	u, err := url.Parse(origin)
+	if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != origin || strings.ContainsAny(u.Host, "*") {
+		r.errorAt(n, `must be an origin without a path, such as "https://console.example"`)
+		return "", false
+	}
+	return origin, true
+}
