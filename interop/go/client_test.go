@@ -66,6 +66,9 @@ func dial(ctx context.Context, endpoint, version string, opts mcp.ClientOptions)
 
 // call calls a tool and returns the text of its result. A tool that refuses is an error.
 func (c *client) call(ctx context.Context, tool string, args map[string]any) (string, error) {
+	if args == nil {
+		args = map[string]any{} // a nil map would be sent as null
+	}
 	return c.callWith(ctx, &mcp.CallToolParams{Name: tool, Arguments: args})
 }
 
