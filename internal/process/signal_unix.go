@@ -1,0 +1,104 @@
+//go:build unix
+
+package process
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// tally counts the processes that were found and those that could be signalled.
+// The zero value is ready.
+type tally struct {
+	found, signalled int
+	seen             map[identity]bool // whether it was signalled
+}
+
+// send signals a process of a snapshot, if it is still the same one, and counts it.
+func (c *tally) send(e entry, sig syscall.Signal) { c.count(e, signalEntry(e, sig)) }
+
+// count notes what a signal to a process met. A process that has ended meanwhile
+// does not count.
+func (c *tally) count(e entry, err error) {
+	if errors.Is(err, os.ErrProcessDone) || errors.Is(err, syscall.ESRCH) {
+		return
+	}
+	if c.seen == nil {
+		c.seen = map[identity]bool{}
+	}
+	id := e.identity()
+	done, known := c.seen[id]
+	if !known {
+		c.found++
+	}
+	if err == nil && !done {
+		c.signalled++
+	}
+	c.seen[id] = done || err == nil
+}
+
+// signalEntry signals a process of a snapshot. It is os.ErrProcessDone if that
+// process is no more. Where the system has process handles, the check of the start
+// time and the signal meet the same process; elsewhere a moment lies between.
+func signalEntry(e entry, sig syscall.Signal) error {
+	p, err := os.FindProcess(e.pid)
+	if err != nil {
+		return err
+	}
+	defer p.Release()
+	if now, err := readEntry(e.pid); err != nil || now.start != e.start || now.zombie {
+		return os.ErrProcessDone
+	}
+	return p.Signal(sig)
+}
+
+// finish ends processes that are not our children: TERM, unless term is less
+// than 1, then KILL until find returns none or kill has passed. What find returned
+// last counts as alive.
+func finish(find func() ([]entry, error), term, kill time.Duration) outcome {
+	o := outcome{stage: "eof"}
+	var count tally
+	// until is one step of the ladder; it reports whether nothing is left.
+	until := func(stage string, sig syscall.Signal, wait time.Duration) bool {
+		deadline := time.Now().Add(wait)
+		for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+			var list []entry
+			list, o.err = find()
+			o.alive = len(list)
+			if o.alive == 0 && o.err == nil {
+				return true
+			}
+			if o.stage == stage && time.Now().After(deadline) {
+				return false
+			}
+			o.stage = stage
+			for _, e := range list {
+				// A second TERM may mean something else to a process than the first.
+				if _, known := count.seen[e.identity()]; sig == syscall.SIGKILL || !known {
+					count.send(e, sig)
+				}
+			}
+			time.Sleep(pause)
+		}
+	}
+	if term < 1 || !until("term", syscall.SIGTERM, term) {
+		until("kill", syscall.SIGKILL, kill)
+	}
+	o.found, o.signalled = count.found, count.signalled
+	return o
+}
+
+// statusText writes a wait status as people know it from os/exec.
+func statusText(w syscall.WaitStatus) string {
+	if !w.Signaled() {
+		return "exit status " + strconv.Itoa(w.ExitStatus())
+	}
+	s := "signal: " + w.Signal().String()
+	if w.CoreDump() {
+		s += " (core dumped)"
+	}
+	return s
+}
