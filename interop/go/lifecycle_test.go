@@ -2,6 +2,8 @@
 
 package interop
 
+//lint:file-ignore SA1019 The SDK deprecates sampling for 2026-07-28; older clients are still served.
+
 import (
 	"context"
 	"encoding/json"
