@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"roundhouse/internal/wire"
+)
+
+const defaultURL = "http://127.0.0.1:7420"
+
+// api talks to a running daemon.
+type api struct {
+	base  string
+	token string
+	http  *http.Client
+}
+
+// remote adds the flags by which a command finds the daemon.
+func remote(cmd *cobra.Command) *api {
+	a := &api{http: &http.Client{}, token: os.Getenv("ROUNDHOUSE_TOKEN")}
+	cmd.Flags().StringVar(&a.base, "url", environment("ROUNDHOUSE_URL", defaultURL), "the `URL` of the daemon (also ROUNDHOUSE_URL); its token is read from ROUNDHOUSE_TOKEN")
+	return a
+}
+
+func (a *api) do(ctx context.Context, method, path string, header http.Header, body []byte) (*http.Response, error) {
+	base, err := url.Parse(strings.TrimSuffix(a.base, "/"))
+	if err != nil || base.Scheme == "" || base.Host == "" {
+		return nil, usageError{fmt.Errorf("--url must be a URL such as %s, not %q", defaultURL, a.base)}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, base.String()+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	if a.token != "" {
+		req.Header.Set("Authorization", "Bearer "+a.token)
+	}
+	res, err := a.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("no daemon answers at %s: start one with 'roundhouse serve', or name it with --url (%w)", base, errors.Unwrap(err))
+	}
+	return res, nil
+}
+
+// get reads a resource of the API into v, which may be a *json.RawMessage.
+func (a *api) get(ctx context.Context, path string, v any) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	res, err := a.do(ctx, http.MethodGet, path, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return apiError(res)
+	}
+	if err := json.NewDecoder(res.Body).Decode(v); err != nil {
+		return fmt.Errorf("read the daemon's answer: %w", err)
+	}
+	return nil
+}
+
+// apiError reads an error of the API, or of its MCP endpoint.
+func apiError(res *http.Response) error {
+	b, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
+	if err != nil {
+		return fmt.Errorf("the daemon answered %s: %w", res.Status, err)
+	}
+	var e struct {
+		Error struct{ Message string }
+	}
+	if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {
+		return errors.New(e.Error.Message)
+	}
+	return fmt.Errorf("the daemon answered %s", res.Status)
+}
+
+// mcp is one MCP client of the daemon: a handshake and calls, one at a time.
+type mcp struct {
+	api  *api
+	path string
+	id   string
+	next int
+}
+
+// rpcError is a JSON-RPC error.
+type rpcError struct {
+	Code    int
+	Message string
+}
+
+func (e *rpcError) Error() string { return fmt.Sprintf("%s (code %d)", e.Message, e.Code) }
+
+func (a *api) dialMCP(ctx context.Context, server string) (*mcp, error) {
+	m := &mcp{api: a, path: "/mcp/" + url.PathEscape(server)}
+	params := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"roundhouse-call","version":%q}}`, wire.LegacyVersions[0], currentVersion())
+	if _, err := m.call(ctx, wire.MethodInitialize, []byte(params)); err != nil {
+		return nil, err
+	}
+	res, err := m.post(ctx, wire.NewNotification(wire.Initialized, nil))
+	if err != nil {
+		return nil, err
+	}
+	return m, res.Body.Close()
+}
+
+func (m *mcp) post(ctx context.Context, body []byte) (*http.Response, error) {
+	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	if m.id != "" {
+		h.Set("Mcp-Session-Id", m.id)
+		h.Set("Mcp-Protocol-Version", wire.LegacyVersions[0])
+	}
+	res, err := m.api.do(ctx, http.MethodPost, m.path, h, body)
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode/100 != 2 {
+		defer res.Body.Close()
+		return nil, apiError(res)
+	}
+	if id := res.Header.Get("Mcp-Session-Id"); id != "" {
+		m.id = id
+	}
+	return res, nil
+}
+
+// call makes a request and returns its raw result.
+func (m *mcp) call(ctx context.Context, method string, params []byte) (json.RawMessage, error) {
+	m.next++
+	id := []byte(fmt.Sprint(m.next))
+	res, err := m.post(ctx, wire.NewRequest(id, method, params))
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	if !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		body, err := io.ReadAll(res.Body)
+		if err != nil {
+			return nil, fmt.Errorf("read the answer: %w", err)
+		}
+		return answerOf(body)
+	}
+	lines := bufio.NewReader(res.Body)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if data, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data: ")); ok {
+			if f, err := wire.Parse(data); err == nil && f.Kind == wire.Response && bytes.Equal(f.ID(), id) {
+				return answerOf(data)
+			}
+		}
+		if err != nil {
+			return nil, errors.New("the daemon closed the stream without an answer")
+		}
+	}
+}
+
+func answerOf(raw []byte) (json.RawMessage, error) {
+	f, err := wire.Parse(raw)
+	if err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	if f.ErrorSpan.Present() {
+		e := &rpcError{}
+		if err := json.Unmarshal(f.ErrorValue(), e); err != nil {
+			return nil, fmt.Errorf("read the answer's error: %w", err)
+		}
+		return nil, e
+	}
+	return f.Result(), nil
+}
+
+// close ends the client at the daemon.
+func (m *mcp) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if res, err := m.api.do(ctx, http.MethodDelete, m.path, http.Header{"Mcp-Session-Id": {m.id}}, nil); err == nil {
+		_ = res.Body.Close() // a session that is not ended so ends by itself
+	}
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"roundhouse/internal/config"
+)
+
+// Exit statuses of every command.
+const (
+	exitOK     = 0
+	exitFailed = 1 // the command could not do what it was asked, or the tool failed
+	exitUsage  = 2 // the command line or the configuration is wrong
+)
+
+// usageError is a mistake on the command line.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+// errShown ends a command with exitFailed after it has said everything itself.
+var errShown = errors.New("shown already")
+
+// run executes one command line and returns the exit status.
+func run(args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(context.Background())
+	if err == nil {
+		return exitOK
+	}
+	if errors.Is(err, errShown) {
+		return exitFailed
+	}
+	if invalid, ok := errors.AsType[*config.Invalid](err); ok {
+		for _, p := range invalid.Problems {
+			fmt.Fprintf(stderr, "roundhouse: %s\n", p)
+		}
+		return exitUsage
+	}
+	fmt.Fprintf(stderr, "roundhouse: %s\n", strings.TrimSuffix(err.Error(), "."))
+	if usage, ok := errors.AsType[usageError](err); ok {
+		_ = usage
+		fmt.Fprintln(stderr, "roundhouse: see 'roundhouse --help'")
+		return exitUsage
+	}
+	return exitFailed
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "roundhouse",
+		Short: "Share MCP servers between many agent sessions",
+		Long: `Roundhouse stands between many agent sessions and the MCP servers that they use:
+any number of sessions share one process per server.
+
+Results go to standard output, everything else to standard error. The exit status
+is 0 on success, 1 when the command failed, and 2 when the command line or the
+configuration is wrong.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          func(cmd *cobra.Command, args []string) error { return noSuchCommand(cmd, args) },
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(serveCommand(), psCommand(), callCommand(), configCommand(), versionCommand())
+	return root
+}
+
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	msg := fmt.Sprintf("there is no command %q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		msg += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return usageError{errors.New(msg)}
+}
+
+// arguments checks the number of a command's arguments.
+func arguments(least, most int, what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return usageError{fmt.Errorf("this command takes %s", what)}
+		}
+		return nil
+	}
+}
+
+// environment returns a variable, or fallback when it is unset or empty.
+func environment(name, fallback string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return fallback
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/daemon"
+)
+
+func serveCommand() *cobra.Command {
+	var o config.Options
+	var level, format string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon",
+		Long: `Serve reads an mcpServers file and serves every server in it to any number of
+sessions, at /mcp/NAME, and all of them together at /mcp.
+
+The first SIGINT or SIGTERM lets calls in flight finish (shutdown.grace), the
+second does not, the third ends at once.`,
+		Example: `  roundhouse serve --config .mcp.json
+  roundhouse serve --config .mcp.json --listen 127.0.0.1:7420`,
+		Args: arguments(0, 0, "no arguments; name the file with --config"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := newLogger(cmd.ErrOrStderr(), level, format)
+			if err != nil {
+				return err
+			}
+			if o.File == "" {
+				return usageError{fmt.Errorf("no configuration: give --config FILE or set ROUNDHOUSE_CONFIG, for example to your .mcp.json")}
+			}
+			cfg, err := config.Load(o)
+			if err != nil {
+				return err
+			}
+			for _, p := range cfg.Problems {
+				fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: %s\n", p)
+			}
+			ctx, hurry, stop := signals(cmd.Context())
+			defer stop()
+			return daemon.Run(ctx, hurry, daemon.Options{
+				Config: cfg, Version: currentVersion(), Log: log,
+				Ready: func(addr net.Addr) { welcome(cmd.ErrOrStderr(), cfg, addr) },
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.File, "config", os.Getenv("ROUNDHOUSE_CONFIG"), "the configuration `file` (also ROUNDHOUSE_CONFIG)")
+	f.StringVar(&o.Overrides.Listen, "listen", "", "the `address` to listen on (default 127.0.0.1:7420; also ROUNDHOUSE_LISTEN)")
+	f.StringVar(&o.Overrides.StateDir, "state-dir", "", "the `directory` for the daemon's own files (also ROUNDHOUSE_STATE_DIR)")
+	f.BoolVar(&o.Overrides.NoPool, "no-pool", false, "give every session its own servers (also ROUNDHOUSE_NO_POOL=1)")
+	f.StringVar(&level, "log-level", "warn", "what to log: debug, info, warn or error")
+	f.StringVar(&format, "log-format", "text", "how to log: text or json")
+	return cmd
+}
+
+func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, usageError{fmt.Errorf("--log-level must be debug, info, warn or error, not %q", level)}
+	}
+	o := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, o)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, o)), nil
+	}
+	return nil, usageError{fmt.Errorf("--log-format must be text or json, not %q", format)}
+}
+
+// signals returns a context that ends at the first SIGINT or SIGTERM, and one that
+// ends at the second; the third ends the process as if nobody listened.
+func signals(parent context.Context) (first, second context.Context, stop func()) {
+	first, endFirst := context.WithCancelCause(parent)
+	second, endSecond := context.WithCancelCause(context.WithoutCancel(parent))
+	c := make(chan os.Signal, 1)
+	done := make(chan struct{})
+	joined := make(chan struct{})
+	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		defer close(joined)
+		for _, end := range []context.CancelCauseFunc{endFirst, endSecond} {
+			select {
+			case s := <-c:
+				end(fmt.Errorf("%s signal received", s))
+			case <-done:
+				return
+			}
+		}
+		signal.Stop(c)
+	}()
+	return first, second, func() {
+		signal.Stop(c)
+		close(done)
+		<-joined
+		endFirst(nil)
+		endSecond(nil)
+	}
+}
+
+// welcome says where everything is, for people.
+func welcome(w io.Writer, cfg *config.Config, addr net.Addr) {
+	base := "http://" + addr.String()
+	fmt.Fprintf(w, "roundhouse: serving %s\n", base)
+	fmt.Fprintf(w, "roundhouse:   %s/mcp  (all servers)\n", base)
+	for _, s := range cfg.Servers {
+		if s.DisabledReason == "" {
+			fmt.Fprintf(w, "roundhouse:   %s/mcp/%s  (%s)\n", base, pathEscape(s.Name), s.Sharing)
+		}
+	}
+	fmt.Fprintf(w, "roundhouse: point a client at it, for example:\n")
+	fmt.Fprintf(w, "roundhouse:   claude mcp add --transport http roundhouse %s/mcp\n", base)
+	fmt.Fprintf(w, "roundhouse:   {\"mcpServers\": {\"roundhouse\": {\"type\": \"http\", \"url\": \"%s/mcp\"}}}\n", base)
+	if len(cfg.Auth.Tokens) > 0 {
+		fmt.Fprintf(w, "roundhouse: clients need the header Authorization: Bearer TOKEN\n")
+	}
+}
+
+// pathEscape escapes a server's name for a URL path as people write it.
+func pathEscape(name string) string {
+	return strings.NewReplacer("%", "%25", " ", "%20", "?", "%3F", "#", "%23").Replace(name)
+}

@@ -1,0 +1,311 @@
+// Package control is roundhouse's own HTTP API: what lives now, and its control.
+package control
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/front"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/session"
+)
+
+// Config says what the API shows.
+type Config struct {
+	Config   *config.Config   // required
+	Pool     *pool.Pool       // required
+	Sessions *session.Manager // required
+	Version  string
+	Grace    time.Duration // how long DELETE of a session waits for its calls
+}
+
+// Control serves the API. Its handlers may run at any time.
+type Control struct {
+	cfg     Config
+	started time.Time
+	ready   atomic.Bool
+}
+
+// New returns the API. Register makes it reachable.
+func New(cfg Config) *Control { return &Control{cfg: cfg, started: time.Now()} }
+
+// SetReady says whether /readyz answers 200.
+func (c *Control) SetReady(ready bool) { c.ready.Store(ready) }
+
+// Register adds the routes.
+func (c *Control) Register(f *front.Front) {
+	f.HandleOpen("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { front.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok"}) })
+	f.HandleOpen("GET /readyz", c.readyz)
+	f.Handle("GET /api/v1/status", c.status)
+	f.Handle("GET /api/v1/servers", c.servers)
+	f.Handle("GET /api/v1/servers/{name}", c.server)
+	f.Handle("POST /api/v1/servers/{name}/restart", c.restart)
+	f.Handle("GET /api/v1/servers/{name}/logs", c.logs)
+	f.Handle("GET /api/v1/connections", c.connections)
+	f.Handle("GET /api/v1/sessions", c.sessions)
+	f.Handle("GET /api/v1/sessions/{id}", c.session)
+	f.Handle("DELETE /api/v1/sessions/{id}", c.endSession)
+	f.DrainExempt("GET /api/v1/status", "GET /api/v1/connections", "GET /api/v1/sessions")
+}
+
+func (c *Control) readyz(w http.ResponseWriter, _ *http.Request) {
+	if !c.ready.Load() {
+		front.WriteError(w, fault.New(fault.Draining, "roundhouse is starting or stopping"))
+		return
+	}
+	front.WriteJSON(w, http.StatusOK, map[string]string{"status": "ready"})
+}
+
+// Status is the summary of /api/v1/status.
+type Status struct {
+	Version      string             `json:"version"`
+	StartedAt    time.Time          `json:"startedAt"`
+	UptimeMs     int64              `json:"uptimeMs"`
+	Config       string             `json:"config,omitempty"`
+	Capabilities []string           `json:"capabilities"`
+	Pooling      bool               `json:"pooling"`
+	Servers      int                `json:"servers"`
+	Disabled     int                `json:"disabledServers"`
+	Connections  map[pool.State]int `json:"connections"`
+	session.Stats
+	Problems []config.Problem `json:"problems"`
+}
+
+// capabilities are the tags by which clients of qwen-code's API see what the pool
+// can do; they follow the kill switch (K7).
+func (c *Control) capabilities() []string {
+	if !c.cfg.Config.Pool.Enabled {
+		return []string{}
+	}
+	return []string{"mcp_workspace_pool", "mcp_pool_restart"}
+}
+
+func (c *Control) status(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
+	cfg := c.cfg.Config
+	st := Status{
+		Version: c.cfg.Version, StartedAt: c.started, UptimeMs: time.Since(c.started).Milliseconds(), Capabilities: c.capabilities(),
+		Pooling: cfg.Pool.Enabled, Servers: len(cfg.Servers), Connections: map[pool.State]int{}, Stats: c.cfg.Sessions.Stats(), Problems: []config.Problem{},
+	}
+	if caller.Admin {
+		st.Config = cfg.File
+		st.Problems = append(st.Problems, cfg.Problems...)
+	}
+	for _, s := range cfg.Servers {
+		if s.DisabledReason != "" {
+			st.Disabled++
+		}
+	}
+	for _, i := range c.cfg.Pool.Snapshot() {
+		st.Connections[i.State]++
+	}
+	front.WriteJSON(w, http.StatusOK, st)
+}
+
+// Server is one configured server as the API shows it: never its command line,
+// environment or headers, which may hold secrets.
+type Server struct {
+	Name           string           `json:"name"`
+	Transport      config.Transport `json:"transport"`
+	Sharing        config.Sharing   `json:"sharing"`
+	Interactive    string           `json:"interactive,omitempty"`
+	Description    string           `json:"description,omitempty"`
+	Status         string           `json:"status"` // disabled, idle, starting, up, failed
+	DisabledReason string           `json:"disabledReason,omitempty"`
+	Connections    []pool.Info      `json:"connections"`
+}
+
+func (c *Control) describe(s *config.Server, all []pool.Info, caller front.Caller) Server {
+	v := Server{
+		Name: s.Name, Transport: s.Transport, Sharing: s.Sharing, Interactive: string(s.Interactive), Description: s.Description,
+		Status: "idle", DisabledReason: s.DisabledReason, Connections: []pool.Info{},
+	}
+	for _, i := range all {
+		if i.Server == s.Name {
+			v.Connections = append(v.Connections, shown(i, caller, c.mine(caller)))
+			v.Status = better(v.Status, i.State)
+		}
+	}
+	if s.DisabledReason != "" {
+		v.Status = "disabled"
+	}
+	return v
+}
+
+// better is the status that says most about a server with several connections.
+func better(old string, s pool.State) string {
+	rank := []string{"idle", "failed", "starting", "up"}
+	now := "idle"
+	switch s {
+	case pool.Active, pool.Draining:
+		now = "up"
+	case pool.Spawning, pool.Recovering:
+		now = "starting"
+	case pool.Failed:
+		now = "failed"
+	}
+	return rank[max(slices.Index(rank, old), slices.Index(rank, now))]
+}
+
+// mine are the session ids that a caller may see.
+func (c *Control) mine(caller front.Caller) map[string]bool {
+	ids := map[string]bool{}
+	for _, s := range c.cfg.Sessions.List(caller.Principal, caller.Admin) {
+		ids[s.ID] = true
+	}
+	return ids
+}
+
+// shown leaves other principals' session ids out: to them they are unknown (N2).
+func shown(i pool.Info, caller front.Caller, mine map[string]bool) pool.Info {
+	if caller.Admin {
+		return i
+	}
+	i.Sessions = slices.DeleteFunc(slices.Clone(i.Sessions), func(id string) bool { return !mine[id] })
+	return i
+}
+
+func (c *Control) servers(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
+	all := c.cfg.Pool.Snapshot()
+	list := make([]Server, 0, len(c.cfg.Config.Servers))
+	for _, s := range c.cfg.Config.Servers {
+		list = append(list, c.describe(s, all, caller))
+	}
+	front.WriteJSON(w, http.StatusOK, map[string]any{"servers": list})
+}
+
+// find returns the configured server that the path names.
+func (c *Control) find(r *http.Request) (*config.Server, error) {
+	name := r.PathValue("name")
+	var known []string
+	for _, s := range c.cfg.Config.Servers {
+		if s.Name == name {
+			return s, nil
+		}
+		known = append(known, s.Name)
+	}
+	err := fault.New(fault.UnknownServer, "no server is called %q; there are: %s", name, strings.Join(known, ", "))
+	err.Server = name
+	return nil, err
+}
+
+func (c *Control) server(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	s, err := c.find(r)
+	if err != nil {
+		front.WriteError(w, err)
+		return
+	}
+	front.WriteJSON(w, http.StatusOK, c.describe(s, c.cfg.Pool.Snapshot(), caller))
+}
+
+var errAdmin = fault.New(fault.Forbidden, "this concerns every principal's sessions and needs a token with \"admin\": true")
+
+// Restarted is how the restart of one connection went.
+type Restarted struct {
+	EntryIndex int    `json:"entryIndex"`
+	Restarted  bool   `json:"restarted"`
+	DurationMs int64  `json:"durationMs"`
+	Reason     string `json:"reason,omitempty"`
+}
+
+func (c *Control) restart(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	s, err := c.find(r)
+	if err == nil && !caller.Admin {
+		err = errAdmin
+	}
+	if err != nil {
+		front.WriteError(w, err)
+		return
+	}
+	entries := []Restarted{}
+	for _, e := range c.cfg.Pool.Restart(r.Context(), s.Name) {
+		entries = append(entries, Restarted{e.Index, e.OK, e.Duration.Milliseconds(), e.Reason})
+	}
+	front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "entries": entries})
+}
+
+const (
+	defaultLogLines = 100
+	maxLogLines     = 10000
+)
+
+func (c *Control) logs(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	s, err := c.find(r)
+	if err == nil && !caller.Admin {
+		err = errAdmin
+	}
+	lines := defaultLogLines
+	if q := r.URL.Query().Get("lines"); q != "" && err == nil {
+		if lines, err = strconv.Atoi(q); err != nil || lines < 1 || lines > maxLogLines {
+			err = fault.New(fault.BadRequest, "lines must be a number from 1 to %d", maxLogLines)
+		}
+	}
+	if err != nil {
+		front.WriteError(w, err)
+		return
+	}
+	type connectionLog struct {
+		ID    string   `json:"id"`
+		Lines []string `json:"lines"`
+	}
+	out := c.cfg.Pool.Output(s.Name, lines)
+	list := []connectionLog{}
+	for _, id := range slices.Sorted(maps.Keys(out)) {
+		list = append(list, connectionLog{id, append([]string{}, out[id]...)})
+	}
+	front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "connections": list})
+}
+
+func (c *Control) connections(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
+	mine := c.mine(caller)
+	list := []pool.Info{}
+	for _, i := range c.cfg.Pool.Snapshot() {
+		list = append(list, shown(i, caller, mine))
+	}
+	front.WriteJSON(w, http.StatusOK, map[string]any{"connections": list})
+}
+
+func (c *Control) sessions(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
+	list := c.cfg.Sessions.List(caller.Principal, caller.Admin)
+	if list == nil {
+		list = []session.Info{}
+	}
+	front.WriteJSON(w, http.StatusOK, map[string]any{"sessions": list})
+}
+
+func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	info, err := c.cfg.Sessions.Get(caller.Principal, caller.Admin, r.PathValue("id"))
+	if err != nil {
+		front.WriteError(w, err)
+		return
+	}
+	front.WriteJSON(w, http.StatusOK, info)
+}
+
+// endSession ends a session and answers when it has ended.
+func (c *Control) endSession(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	force := false
+	if q := r.URL.Query().Get("force"); q != "" {
+		var err error
+		if force, err = strconv.ParseBool(q); err != nil {
+			front.WriteError(w, fault.New(fault.BadRequest, "force must be true or false"))
+			return
+		}
+	}
+	// The end goes on when the caller is gone: a session ends once.
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(r.Context()), c.cfg.Grace, errors.New("the grace for calls in flight is over"))
+	defer cancel()
+	if err := c.cfg.Sessions.End(ctx, caller.Principal, caller.Admin, r.PathValue("id"), force); err != nil {
+		front.WriteError(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}

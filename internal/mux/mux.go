@@ -1,0 +1,478 @@
+// Package mux lets many clients use one connection to an MCP server. It does no
+// I/O: frames come in through Begin and Receive, and what follows leaves through
+// the callbacks of Config, Peer and Outlet, which never block and are called
+// without a lock held.
+//
+// The unit is the client (one handshake), not the session (M0): ids, progress
+// tokens, log levels and subscriptions of two clients never meet.
+package mux
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"roundhouse/internal/fault"
+	"roundhouse/internal/upstream"
+	"roundhouse/internal/wire"
+)
+
+// Pieces is one frame in up to three parts that are written one after the other,
+// so that an id or token can be replaced without copying the payload.
+type Pieces [3][]byte
+
+// Len returns the number of bytes in all parts.
+func (p Pieces) Len() int { return len(p[0]) + len(p[1]) + len(p[2]) }
+
+// Empty reports whether there is no frame.
+func (p Pieces) Empty() bool { return p.Len() == 0 }
+
+// AppendTo appends all parts to dst.
+func (p Pieces) AppendTo(dst []byte) []byte {
+	for _, b := range p {
+		dst = append(dst, b...)
+	}
+	return dst
+}
+
+// Replace returns raw with the bytes of at replaced by with.
+func Replace(raw []byte, at wire.Span, with []byte) Pieces {
+	return Pieces{raw[:at.Start], with, raw[at.End:]}
+}
+
+// Outlet takes what belongs to one call of a client. Its methods never block. They
+// may be called from several goroutines.
+type Outlet interface {
+	// Note takes a notification that belongs to the call. One that comes after Done,
+	// because the call was ended while the notification was on its way, is dropped.
+	Note(Pieces)
+	// Done takes the call's answer, once; the client's own id is the second part. It
+	// is empty when the call was cancelled and no answer follows.
+	Done(Pieces)
+}
+
+// Peer is one client as the connection sees it. Values are compared by identity.
+// Its methods never block.
+type Peer interface {
+	// Notify takes a notification that belongs to no call of the client.
+	Notify(Pieces)
+	// Ask takes a request of the server for this client. out is the call during
+	// which it was made, or nil. The client's answer goes to Ask.Answer.
+	Ask(a *Ask, out Outlet)
+	// Unask says that the server, or the loss of the connection, took the request
+	// back; nobody waits for its answer any more.
+	Unask(a *Ask)
+}
+
+// resultPieces and errorPieces make an answer of which the id is a part by itself,
+// as it is in answers that Replace makes.
+func resultPieces(id, result []byte) Pieces {
+	return Pieces{[]byte(`{"jsonrpc":"2.0","id":`), id, append(append([]byte(`,"result":`), result...), '}')}
+}
+
+func errorPieces(id, object []byte) Pieces {
+	return Pieces{[]byte(`{"jsonrpc":"2.0","id":`), id, append(append([]byte(`,"error":`), object...), '}')}
+}
+
+// Policy is what happens to requests of the server to its client (M6).
+type Policy string
+
+// The policies. Auto becomes Serialize for the rest of the connection's life once
+// a request had no unambiguous owner.
+const (
+	Auto      Policy = "auto"
+	Refuse    Policy = "refuse"
+	Serialize Policy = "serialize"
+)
+
+// List names one of the lists of which a server says that it changed.
+type List string
+
+// The lists.
+const (
+	Tools     List = "tools"
+	Prompts   List = "prompts"
+	Resources List = "resources"
+)
+
+// Config says how a Mux reaches the rest.
+type Config struct {
+	Server     string // for errors
+	Generation uint64 // of the connection, for errors
+	Policy     Policy // "" is Auto
+	// Sole says that the connection belongs to one session: requests and unknown
+	// notifications outside any call go to its only peer.
+	Sole bool
+	// Post queues a frame for the server. It must not block. Required.
+	Post func([]byte)
+	// Changed is called when the server says that a list changed. nil ignores it.
+	Changed func(List)
+	// Log takes a log message (a whole notification) that no client owns. nil drops it.
+	Log func([]byte)
+	// Roots answers roots/list outside any call with a result; nil gives no roots.
+	Roots func() []byte
+}
+
+// Mux multiplexes one connection. Its methods may be called at any time; Receive
+// must be called by one goroutine.
+type Mux struct {
+	cfg Config
+
+	lastCall atomic.Int64 // Unix nanoseconds at which a client's call last began or ended
+	strays   atomic.Int64 // answers and progress for no call in flight
+
+	mu      sync.Mutex
+	lost    *fault.Error
+	next    uint64
+	calls   map[uint64]*Call
+	members map[Peer]*member
+	serial  bool
+	queue   []*Call // waiting for their turn, first in first out
+	busy    int     // live calls of members
+	subs    map[string]*subscription
+	level   int // what upstream was told last; unset or unknown
+	asks    map[string]*Ask
+}
+
+// member is what a peer has on this connection while it has anything.
+type member struct {
+	joined bool    // by Join, and stays until Leave
+	live   []*Call // in order of their beginning
+	level  int
+	uris   map[string]struct{}
+}
+
+// New returns a Mux for a connection whose handshake is done.
+func New(cfg Config) *Mux {
+	if cfg.Policy == "" {
+		cfg.Policy = Auto
+	}
+	m := &Mux{
+		cfg:     cfg,
+		calls:   map[uint64]*Call{},
+		members: map[Peer]*member{},
+		serial:  cfg.Policy == Serialize,
+		subs:    map[string]*subscription{},
+		level:   levelUnset,
+		asks:    map[string]*Ask{},
+	}
+	m.lastCall.Store(time.Now().UnixNano())
+	return m
+}
+
+// Call is one request on its way to the server and back.
+type Call struct {
+	// Message is what goes upstream once Ready is closed and Begun says so.
+	Message *upstream.Message
+
+	m       *Mux
+	id      uint64
+	peer    Peer // nil for roundhouse's own calls
+	method  string
+	id0     []byte // the client's id
+	token   []byte // the client's progress token, or nil
+	out     Outlet
+	ready   chan struct{} // nil when admitted at once
+	after   func(ok bool) // called with m.mu held when the call has ended; ok: with a result
+	common  bool          // made for all subscribers of a URI; no client can cancel it
+	level   int           // to be sent instead of the client's, or unset
+	noted   atomic.Int64  // Unix nanoseconds of the last progress
+	waiting bool          // guarded by m.mu
+	ended   bool          // guarded by m.mu
+}
+
+// delivery is an outlet's answer that is due once the lock is released.
+type delivery struct {
+	out Outlet
+	p   Pieces
+}
+
+func deliver(ds []delivery) {
+	for _, d := range ds {
+		d.out.Done(d.p)
+	}
+}
+
+// Begin takes a request of p (nil: of roundhouse itself) with its routing members
+// and gives it an id of ours. A nil Call means that nothing is to be sent: the
+// answer reached out or will. Otherwise the caller waits for Ready, then sends
+// Message if Begun is true. The error is an *fault.Error; out is not used then.
+func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, error) {
+	m.mu.Lock()
+	if m.lost != nil {
+		err := m.lostErrorLocked(false)
+		m.mu.Unlock()
+		return nil, err
+	}
+	c := &Call{m: m, peer: p, method: f.Method, id0: f.ID(), token: r.ProgressToken.Of(f.Raw), out: out, level: levelUnset}
+	var level []byte
+	if p != nil {
+		verdict := m.interceptLocked(p, c, f, r)
+		if verdict != forward {
+			m.mu.Unlock()
+			if verdict == answered {
+				out.Done(resultPieces(c.id0, emptyResult))
+			}
+			return nil, nil
+		}
+		if c.level != levelUnset {
+			level = wire.Quote(levels[c.level])
+		}
+	}
+	m.next++
+	c.id = m.next
+	c.Message = upstream.NewMessage(c.rewrite(f, r, level))
+	m.calls[c.id] = c
+	if c.peer != nil {
+		if m.mayStartLocked(p) {
+			m.startLocked(c)
+		} else {
+			c.waiting = true
+			c.ready = make(chan struct{})
+			m.queue = append(m.queue, c)
+		}
+	}
+	m.mu.Unlock()
+	return c, nil
+}
+
+// rewrite puts our id (and our token, and a level that differs from what the
+// client asked) into the client's frame.
+func (c *Call) rewrite(f wire.Frame, r wire.Routing, level []byte) []byte {
+	var num [20]byte
+	id := strconv.AppendUint(num[:0], c.id, 10)
+	var edits [3]wire.Edit
+	list := append(edits[:0], wire.Edit{At: f.IDSpan, With: id})
+	if r.ProgressToken.Present() {
+		list = insert(list, wire.Edit{At: r.ProgressToken, With: id})
+	}
+	if level != nil {
+		list = insert(list, wire.Edit{At: r.Level, With: level})
+	}
+	return wire.Splice(make([]byte, 0, len(f.Raw)+3*len(num)), f.Raw, list...)
+}
+
+// insert keeps edits in the order of their places.
+func insert(list []wire.Edit, e wire.Edit) []wire.Edit {
+	i := len(list)
+	for i > 0 && list[i-1].At.Start > e.At.Start {
+		i--
+	}
+	list = append(list, e)
+	copy(list[i+1:], list[i:])
+	list[i] = e
+	return list
+}
+
+// Ready returns a channel that is closed when the call may be sent, or nil when
+// it may be sent at once.
+func (c *Call) Ready() <-chan struct{} { return c.ready }
+
+// Begun reports whether the call is in flight: it was admitted and has not ended.
+func (c *Call) Begun() bool {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	return !c.waiting && !c.ended
+}
+
+// LastProgress returns when progress last came, or the zero time.
+func (c *Call) LastProgress() time.Time {
+	if n := c.noted.Load(); n != 0 {
+		return time.Unix(0, n)
+	}
+	return time.Time{}
+}
+
+// Cancel ends the call at its client's wish: no answer follows. frame is the
+// client's notifications/cancelled and at the place of its requestId, or a zero
+// Frame. It reports whether the call was ended; one that has ended, or that serves
+// other clients too, goes on.
+func (c *Call) Cancel(frame wire.Frame, at wire.Span) bool {
+	if c.common {
+		return false
+	}
+	return c.stop(Pieces{}, func(id []byte) []byte {
+		if frame.Raw == nil {
+			return cancelFrame(id, "")
+		}
+		return wire.Splice(make([]byte, 0, len(frame.Raw)+len(id)), frame.Raw, wire.Edit{At: at, With: id})
+	})
+}
+
+// Fail ends the call with an error for its client and tells the server that it
+// was cancelled. It reports whether the call was still open.
+func (c *Call) Fail(err *fault.Error) bool {
+	return c.stop(errorPieces(c.id0, err.RPC()), func(id []byte) []byte {
+		return cancelFrame(id, string(err.Reason))
+	})
+}
+
+func (c *Call) stop(answer Pieces, notice func(id []byte) []byte) bool {
+	m := c.m
+	m.mu.Lock()
+	if c.ended {
+		m.mu.Unlock()
+		return false
+	}
+	wasWaiting := c.waiting
+	m.endLocked(c, false)
+	lost := m.lost != nil
+	m.mu.Unlock()
+	if !wasWaiting && !lost {
+		m.cfg.Post(notice(strconv.AppendUint(nil, c.id, 10)))
+	}
+	c.out.Done(answer)
+	return true
+}
+
+func cancelFrame(id []byte, reason string) []byte {
+	params := append([]byte(`{"requestId":`), id...)
+	if reason != "" {
+		params = append(append(params, `,"reason":`...), wire.Quote(reason)...)
+	}
+	return wire.NewNotification(wire.Cancelled, append(params, '}'))
+}
+
+// endLocked takes c out of every table and lets the next ones start.
+func (m *Mux) endLocked(c *Call, ok bool) {
+	c.ended = true
+	delete(m.calls, c.id)
+	if c.peer != nil {
+		m.lastCall.Store(time.Now().UnixNano())
+		if c.waiting {
+			m.unqueueLocked(c)
+		} else {
+			m.finishLocked(c)
+		}
+	}
+	m.admitLocked()
+	if c.after != nil {
+		c.after(ok)
+	}
+}
+
+func (m *Mux) lostErrorLocked(sent bool) *fault.Error {
+	e := *m.lost
+	e.Sent = fault.SentNo
+	if sent {
+		e.Sent = fault.SentMaybe
+	}
+	return &e
+}
+
+// Lose ends the connection for everybody (R2): every call gets err, with Sent
+// saying whether its bytes may have left, and later calls get it at once. Only
+// the first Lose counts.
+func (m *Mux) Lose(err *fault.Error) {
+	m.mu.Lock()
+	if m.lost != nil {
+		m.mu.Unlock()
+		return
+	}
+	lost := *err
+	lost.Server, lost.Generation = m.cfg.Server, m.cfg.Generation
+	m.lost = &lost
+	var ds []delivery
+	for _, c := range m.calls {
+		e := m.lostErrorLocked(c.Message.Sent())
+		ds = append(ds, delivery{c.out, errorPieces(c.id0, e.RPC())})
+	}
+	m.queue = nil // nobody starts any more
+	for _, c := range m.calls {
+		m.endLocked(c, false)
+	}
+	asks := m.asks
+	m.asks = map[string]*Ask{}
+	m.mu.Unlock()
+	deliver(ds)
+	for _, a := range asks {
+		a.peer.Unask(a)
+	}
+}
+
+// Leave takes a client off the connection: its calls get err (nil: no answer) and
+// are cancelled upstream, requests that it was asked are answered with an error,
+// its subscriptions and level end. It is harmless for a peer that never came.
+func (m *Mux) Leave(p Peer, err *fault.Error) {
+	var ds []delivery
+	var posts [][]byte
+	m.mu.Lock()
+	for _, c := range m.calls {
+		if c.peer != p {
+			continue
+		}
+		if !c.waiting {
+			posts = append(posts, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
+		}
+		ds = append(ds, delivery{c.out, leaving(c.id0, err)})
+		m.endLocked(c, false)
+	}
+	for _, s := range m.subs {
+		for _, w := range s.drop(p) {
+			ds = append(ds, delivery{w.out, leaving(w.id0, err)})
+		}
+	}
+	for key, a := range m.asks {
+		if a.peer == p {
+			delete(m.asks, key)
+			posts = append(posts, wire.ErrorReply(a.id, wire.ErrorObject(wire.InternalError, "the client that was asked has left")))
+		}
+	}
+	if mem := m.members[p]; mem != nil {
+		posts = append(posts, m.forgetLocked(p, mem)...)
+	}
+	lost := m.lost != nil
+	m.mu.Unlock()
+	if !lost {
+		for _, b := range posts {
+			m.cfg.Post(b)
+		}
+	}
+	deliver(ds)
+}
+
+func leaving(id0 []byte, err *fault.Error) Pieces {
+	if err == nil {
+		return Pieces{}
+	}
+	return errorPieces(id0, err.RPC())
+}
+
+// InFlight returns the number of clients' calls that are open, waiting ones too.
+func (m *Mux) InFlight() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.busy + len(m.queue)
+}
+
+// LastCall returns when a client's call last began or ended; before the first one
+// it is the time of New.
+func (m *Mux) LastCall() time.Time { return time.Unix(0, m.lastCall.Load()) }
+
+// Strays returns how many answers and progress notifications came for no call in
+// flight.
+func (m *Mux) Strays() int64 { return m.strays.Load() }
+
+// Serial reports whether the connection runs one client's calls at a time.
+func (m *Mux) Serial() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.serial
+}
+
+func (m *Mux) memberLocked(p Peer) *member {
+	mem := m.members[p]
+	if mem == nil {
+		mem = &member{level: levelUnset}
+		m.members[p] = mem
+	}
+	return mem
+}
+
+// dropIdleLocked forgets a member that has nothing any more.
+func (m *Mux) dropIdleLocked(p Peer, mem *member) {
+	if !mem.joined && len(mem.live) == 0 && mem.level == levelUnset && len(mem.uris) == 0 {
+		delete(m.members, p)
+	}
+}

@@ -1,0 +1,350 @@
+package mux
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"time"
+
+	"roundhouse/internal/fault"
+	"roundhouse/internal/wire"
+)
+
+// Receive takes one frame from the server. The frame's bytes belong to the mux
+// from then on.
+func (m *Mux) Receive(f wire.Frame) {
+	switch f.Kind {
+	case wire.Response:
+		m.answer(f)
+	case wire.Request:
+		m.request(f)
+	case wire.Notification:
+		m.notification(f)
+	}
+}
+
+// Oversize says that the server wrote a line over the limit, with the id it
+// carried if one was found (P7): the call fails alone.
+func (m *Mux) Oversize(id []byte, kind wire.Kind, size, limit int64) {
+	if kind == wire.Request && id != nil {
+		m.cfg.Post(wire.ErrorReply(id, wire.ErrorObject(wire.InvalidRequest, "the request is too large")))
+		return
+	}
+	c := m.callOf(id)
+	if c == nil {
+		m.strays.Add(1)
+		return
+	}
+	err := fault.New(fault.TooLarge, "server %q answered %s with a message of %d bytes; the limit is %d", m.cfg.Server, c.method, size, limit)
+	err.Server, err.Generation, err.Sent = m.cfg.Server, m.cfg.Generation, fault.SentMaybe
+	m.mu.Lock()
+	if c.ended {
+		m.mu.Unlock()
+		return
+	}
+	m.endLocked(c, false)
+	m.mu.Unlock()
+	c.out.Done(errorPieces(c.id0, err.RPC()))
+}
+
+func (m *Mux) callOf(id []byte) *Call {
+	n, ok := number(id)
+	if !ok {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.calls[n]
+}
+
+// number reads an id of ours. Servers that keep numbers as floats may spell it
+// anew (3.0); an integral value is still ours.
+func number(id []byte) (uint64, bool) {
+	if n, err := strconv.ParseUint(string(id), 10, 64); err == nil {
+		return n, true
+	}
+	if len(id) == 0 || id[0] == '"' {
+		return 0, false
+	}
+	x, err := strconv.ParseFloat(string(id), 64)
+	if err != nil || x < 0 || x > 1<<53 || x != float64(uint64(x)) {
+		return 0, false
+	}
+	return uint64(x), true
+}
+
+func (m *Mux) answer(f wire.Frame) {
+	c := m.callOf(f.ID())
+	if c == nil {
+		m.strays.Add(1)
+		return
+	}
+	m.mu.Lock()
+	if c.ended || c.waiting {
+		m.mu.Unlock()
+		m.strays.Add(1)
+		return
+	}
+	m.endLocked(c, f.ResultSpan.Present())
+	m.mu.Unlock()
+	c.out.Done(Replace(f.Raw, f.IDSpan, c.id0))
+}
+
+func (m *Mux) notification(f wire.Frame) {
+	switch f.Method {
+	case wire.ToolsListChanged:
+		m.changed(Tools)
+	case wire.PromptsListChanged:
+		m.changed(Prompts)
+	case wire.ResourcesListChanged:
+		m.changed(Resources)
+	default:
+		r, err := f.Routing()
+		if err != nil {
+			m.strays.Add(1)
+			return
+		}
+		switch f.Method {
+		case wire.Progress:
+			m.progress(f, r)
+		case wire.Cancelled:
+			m.takeBack(r.RequestID.Of(f.Raw))
+		case wire.ResourceUpdated:
+			m.updated(f, r)
+		case wire.Message:
+			m.message(f, r)
+		default:
+			m.other(f)
+		}
+	}
+}
+
+func (m *Mux) changed(l List) {
+	if m.cfg.Changed != nil {
+		m.cfg.Changed(l)
+	}
+}
+
+func (m *Mux) progress(f wire.Frame, r wire.Routing) {
+	c := m.callOf(r.ProgressOf.Of(f.Raw))
+	if c == nil {
+		m.strays.Add(1)
+		return
+	}
+	m.mu.Lock()
+	drop := c.ended || c.waiting || c.token == nil
+	m.mu.Unlock()
+	if drop {
+		m.strays.Add(1)
+		return
+	}
+	c.noted.Store(time.Now().UnixNano())
+	c.out.Note(Replace(f.Raw, r.ProgressOf, c.token))
+}
+
+// updated goes to the subscribers of the URI only (M4).
+func (m *Mux) updated(f wire.Frame, r wire.Routing) {
+	uri, err := wire.Text(r.URI.Of(f.Raw))
+	if err != nil {
+		return
+	}
+	m.mu.Lock()
+	var to []Peer
+	for p, mem := range m.members {
+		if _, ok := mem.uris[uri]; ok {
+			to = append(to, p)
+		}
+	}
+	m.mu.Unlock()
+	for _, p := range to {
+		p.Notify(Pieces{f.Raw})
+	}
+}
+
+// message is a log message. On stdio it names no owner: it goes to the clients
+// with a call in flight whose level lets it through, else to the server's log (M5).
+func (m *Mux) message(f wire.Frame, r wire.Routing) {
+	level := levelOf(r.Level.Of(f.Raw))
+	var to []Outlet
+	m.mu.Lock()
+	owned := false
+	for _, mem := range m.members {
+		if len(mem.live) == 0 {
+			continue
+		}
+		owned = true
+		if level >= m.thresholdLocked(mem) {
+			to = append(to, mem.live[0].out)
+		}
+	}
+	m.mu.Unlock()
+	for _, out := range to {
+		out.Note(Pieces{f.Raw})
+	}
+	if !owned {
+		m.log(f.Raw)
+	}
+}
+
+func (m *Mux) log(raw []byte) {
+	if m.cfg.Log != nil {
+		m.cfg.Log(raw)
+	}
+}
+
+// other is a notification that we do not know: it goes where its owner is beyond
+// doubt and else to nobody but the log.
+func (m *Mux) other(f wire.Frame) {
+	m.mu.Lock()
+	p, out, _ := m.ownerLocked()
+	m.mu.Unlock()
+	switch {
+	case out != nil:
+		out.Note(Pieces{f.Raw})
+	case p != nil:
+		p.Notify(Pieces{f.Raw})
+	default:
+		m.log(f.Raw)
+	}
+}
+
+// ownerLocked finds the one peer that something from the server can be for: the
+// only one with live calls, or on a session's own connection its only peer. many
+// says that several have live calls.
+func (m *Mux) ownerLocked() (p Peer, out Outlet, many bool) {
+	for q, mem := range m.members {
+		if len(mem.live) == 0 {
+			continue
+		}
+		if p != nil {
+			return nil, nil, true
+		}
+		p, out = q, mem.live[0].out
+	}
+	if p == nil && m.cfg.Sole && len(m.members) == 1 {
+		for q := range m.members {
+			p = q
+		}
+	}
+	return p, out, false
+}
+
+// Join makes p known before its first call, so that on a session's own connection
+// it can be asked outside a call.
+func (m *Mux) Join(p Peer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lost == nil {
+		m.memberLocked(p).joined = true
+	}
+}
+
+// Ask is a request of the server to one client. Exactly one of Answer, Fail, or
+// the end of the connection settles it; later ones do nothing (M7).
+type Ask struct {
+	Frame  wire.Frame // as the server sent it, with the server's id
+	Server string
+
+	m    *Mux
+	id   []byte
+	peer Peer
+}
+
+// request handles what the server asks of its client.
+func (m *Mux) request(f wire.Frame) {
+	if f.Method == wire.Ping {
+		m.cfg.Post(wire.Result(f.ID(), []byte("{}")))
+		return
+	}
+	if m.cfg.Policy == Refuse {
+		m.cfg.Post(wire.ErrorReply(f.ID(), wire.ErrorObject(wire.MethodNotFound, "roundhouse does not pass requests of this server to clients (interactive: refuse)")))
+		return
+	}
+	m.mu.Lock()
+	p, out, many := m.ownerLocked()
+	if p != nil {
+		if _, twice := m.asks[string(f.ID())]; twice {
+			m.mu.Unlock()
+			m.cfg.Post(wire.ErrorReply(f.ID(), wire.ErrorObject(wire.InvalidRequest, "a request with this id is in flight")))
+			return
+		}
+		a := &Ask{Frame: f, Server: m.cfg.Server, m: m, id: f.ID(), peer: p}
+		m.asks[string(a.id)] = a
+		m.mu.Unlock()
+		p.Ask(a, out)
+		return
+	}
+	if many && m.cfg.Policy == Auto {
+		m.serial = true
+	}
+	serial := m.serial
+	m.mu.Unlock()
+	if !many && f.Method == wire.RootsList {
+		m.cfg.Post(wire.Result(f.ID(), m.roots()))
+		return
+	}
+	m.cfg.Post(wire.ErrorReply(f.ID(), m.ambiguous(f.Method, many, serial).RPC()))
+}
+
+func (m *Mux) roots() []byte {
+	if m.cfg.Roots != nil {
+		return m.cfg.Roots()
+	}
+	return []byte(`{"roots":[]}`)
+}
+
+func (m *Mux) ambiguous(method string, many, serial bool) *fault.Error {
+	e := fault.New(fault.AmbiguousOwner, "no client has a call in flight on this shared connection, so %s has nobody to go to", method)
+	if many {
+		e.Message = fmt.Sprintf("several clients have calls in flight on this shared connection, so it cannot be told whom %s is for", method)
+		if serial {
+			e.Message += "; from now on one client's calls run at a time, so calling the tool again works"
+		}
+	}
+	e.Server, e.Generation = m.cfg.Server, m.cfg.Generation
+	return e
+}
+
+// settle takes the request out of the table; only the first one gets true.
+func (a *Ask) settle() bool {
+	a.m.mu.Lock()
+	defer a.m.mu.Unlock()
+	if a.m.asks[string(a.id)] != a {
+		return false
+	}
+	delete(a.m.asks, string(a.id))
+	return true
+}
+
+// Answer passes the client's response on, with the server's id.
+func (a *Ask) Answer(f wire.Frame) {
+	if a.settle() {
+		a.m.cfg.Post(wire.Splice(make([]byte, 0, len(f.Raw)+len(a.id)), f.Raw, wire.Edit{At: f.IDSpan, With: a.id}))
+	}
+}
+
+// Fail answers the server with a JSON-RPC error.
+func (a *Ask) Fail(code int, message string) {
+	if a.settle() {
+		a.m.cfg.Post(wire.ErrorReply(a.id, wire.ErrorObject(code, message)))
+	}
+}
+
+// Progress passes the client's progress on its answer to the server; frame
+// already carries the server's token.
+func (a *Ask) Progress(frame []byte) { a.m.cfg.Post(frame) }
+
+// takeBack handles a server that cancels its own request.
+func (m *Mux) takeBack(id []byte) {
+	m.mu.Lock()
+	a := m.asks[string(id)]
+	delete(m.asks, string(id))
+	m.mu.Unlock()
+	if a != nil {
+		a.peer.Unask(a)
+	}
+}
+
+// Note passes a notification of a client on as it is. What is translated
+// (cancelled, progress) does not come here.
+func (m *Mux) Note(raw []byte) { m.cfg.Post(bytes.Clone(raw)) }

@@ -1,0 +1,327 @@
+package pool
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"roundhouse/internal/mux"
+	"roundhouse/internal/wire"
+)
+
+// Kind is one of a server's lists.
+type Kind int
+
+// The lists.
+const (
+	Tools Kind = iota
+	Prompts
+	Resources
+	Templates
+	kinds
+)
+
+var kindInfo = [kinds]struct {
+	method, member, key, capability string
+	list                            mux.List
+}{
+	Tools:     {wire.ToolsList, "tools", "name", "tools", mux.Tools},
+	Prompts:   {wire.PromptsList, "prompts", "name", "prompts", mux.Prompts},
+	Resources: {wire.ResourcesList, "resources", "uri", "resources", mux.Resources},
+	Templates: {wire.ResourcesTemplatesList, "resourceTemplates", "uriTemplate", "resources", mux.Resources},
+}
+
+// String returns the list's member name in a result, such as "tools".
+func (k Kind) String() string { return kindInfo[k].member }
+
+// KindOf returns the list that a method asks for.
+func KindOf(method string) (Kind, bool) {
+	for k, info := range kindInfo {
+		if info.method == method {
+			return Kind(k), true
+		}
+	}
+	return 0, false
+}
+
+// Item is one entry of a list, as the server sent it.
+type Item struct {
+	Key     string    // the tool's or prompt's name, the resource's URI or template
+	Raw     []byte    // the whole JSON object; read-only
+	KeySpan wire.Span // of the key's value in Raw
+}
+
+// Listing is one list as it was last read. It is read-only.
+type Listing struct {
+	Items []Item
+	Raw   []byte // the server's whole result when it came in one page, else nil
+}
+
+// Result returns the listing as a list result.
+func (l *Listing) Result(k Kind) []byte {
+	if l.Raw != nil {
+		return l.Raw
+	}
+	size := 32
+	for _, it := range l.Items {
+		size += len(it.Raw) + 1
+	}
+	b := make([]byte, 0, size)
+	b = append(append(append(b, `{"`...), kindInfo[k].member...), `":[`...)
+	for i, it := range l.Items {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, it.Raw...)
+	}
+	return append(b, "]}"...)
+}
+
+// Only returns the listing with the items that keep lets through; it is l itself
+// when that is all of them.
+func (l *Listing) Only(keep func(key string) bool) *Listing {
+	if !slices.ContainsFunc(l.Items, func(it Item) bool { return !keep(it.Key) }) {
+		return l
+	}
+	out := &Listing{}
+	for _, it := range l.Items {
+		if keep(it.Key) {
+			out.Items = append(out.Items, it)
+		}
+	}
+	return out
+}
+
+const (
+	maxPages        = 1000                   // V2
+	refetchDebounce = 50 * time.Millisecond  // V1: the first wait after a change
+	refetchPause    = 250 * time.Millisecond // V1: the wait when changes keep coming
+	refetchTimeout  = time.Minute            // for one list after the start
+)
+
+// catalogue is what a connection's server lists. A list that could not be read
+// keeps its last state (R9); one never read has an error.
+type catalogue struct {
+	fetch   func(ctx context.Context, k Kind, cursor []byte) ([]byte, error) // one page's raw result
+	changed func(k Kind)                                                     // after a list was replaced by a different one
+
+	mu    sync.Mutex
+	lists [kinds]*Listing
+	errs  [kinds]error
+	dirty [kinds]bool
+	busy  bool // a refresher runs
+}
+
+// load reads the lists of the given kinds, at the same time.
+func (c *catalogue) load(ctx context.Context, ks []Kind) {
+	var wg sync.WaitGroup
+	for _, k := range ks {
+		wg.Go(func() {
+			l, err := c.read(ctx, k)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if err == nil {
+				c.lists[k] = l
+			}
+			c.errs[k] = err
+		})
+	}
+	wg.Wait()
+}
+
+// get returns a list, reading it when it could not be read before.
+func (c *catalogue) get(ctx context.Context, k Kind) (*Listing, error) {
+	c.mu.Lock()
+	l := c.lists[k]
+	c.mu.Unlock()
+	if l != nil {
+		return l, nil
+	}
+	l, err := c.read(ctx, k)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.errs[k] = err
+	if err != nil {
+		return nil, err
+	}
+	c.lists[k] = l
+	return l, nil
+}
+
+// peek returns what is known of a list without asking the server; nil if nothing is.
+func (c *catalogue) peek(k Kind) *Listing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lists[k]
+}
+
+// mark notes that lists changed and reports whether the caller must run refresh.
+func (c *catalogue) mark(list mux.List) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, info := range kindInfo {
+		if info.list == list {
+			c.dirty[k] = true
+		}
+	}
+	if c.busy {
+		return false
+	}
+	c.busy = true
+	return true
+}
+
+// refresh reads what is dirty again until nothing is (V1): once after a short
+// pause however many changes were announced meanwhile.
+func (c *catalogue) refresh(ctx context.Context) {
+	wait := refetchDebounce
+	for {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
+		var todo []Kind
+		for k, d := range c.dirty {
+			if d {
+				todo = append(todo, Kind(k))
+			}
+		}
+		if len(todo) == 0 || ctx.Err() != nil {
+			c.busy = false
+			c.mu.Unlock()
+			return
+		}
+		c.dirty = [kinds]bool{}
+		c.mu.Unlock()
+		told := map[mux.List]bool{}
+		for _, k := range todo {
+			if c.reread(ctx, k) && !told[kindInfo[k].list] {
+				told[kindInfo[k].list] = true
+				c.changed(k)
+			}
+		}
+		wait = refetchPause
+	}
+}
+
+// reread replaces one list and reports whether it differs.
+func (c *catalogue) reread(ctx context.Context, k Kind) bool {
+	ctx, cancel := context.WithTimeout(ctx, refetchTimeout)
+	defer cancel()
+	l, err := c.read(ctx, k)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.errs[k] = err
+	if err != nil {
+		return false // R9: the old list stays
+	}
+	old := c.lists[k]
+	c.lists[k] = l
+	return old == nil || !same(old, l)
+}
+
+func same(a, b *Listing) bool {
+	return bytes.Equal(a.Raw, b.Raw) && slices.EqualFunc(a.Items, b.Items, func(x, y Item) bool { return bytes.Equal(x.Raw, y.Raw) })
+}
+
+// read fetches all pages of a list (V2).
+func (c *catalogue) read(ctx context.Context, k Kind) (*Listing, error) {
+	l := &Listing{}
+	seen := map[string]bool{}
+	var cursor []byte
+	for page := 1; ; page++ {
+		raw, err := c.fetch(ctx, k, cursor)
+		if err != nil {
+			return nil, err
+		}
+		items, next, whole, err := parsePage(k, raw)
+		if err != nil {
+			return nil, fmt.Errorf("read page %d of %s: %w", page, k, err)
+		}
+		l.Items = append(l.Items, items...)
+		if next == nil {
+			if page == 1 && whole {
+				l.Raw = raw
+			}
+			return l, nil
+		}
+		if seen[string(next)] {
+			return nil, fmt.Errorf("the server repeats the cursor %s of %s for ever", next, k)
+		}
+		if page == maxPages {
+			return nil, fmt.Errorf("%s has more than %d pages", k, maxPages)
+		}
+		seen[string(next)] = true
+		cursor = next
+	}
+}
+
+// parsePage takes one list result apart. An item whose key cannot be read, or
+// stands there twice, is left out, and whole is false: what was checked must be
+// what is sent (W2).
+func parsePage(k Kind, raw []byte) (items []Item, next []byte, whole bool, err error) {
+	whole = true
+	info := kindInfo[k]
+	var list []byte
+	for m, err := range wire.Members(raw) {
+		if err != nil {
+			return nil, nil, false, err
+		}
+		switch m.Key {
+		case info.member:
+			list = m.Value.Of(raw)
+		case "nextCursor":
+			next = m.Value.Of(raw)
+		}
+	}
+	if list == nil || list[0] != '[' {
+		return nil, nil, false, fmt.Errorf("the result has no array %q", info.member)
+	}
+	if next != nil && (next[0] != '"' || string(next) == `""`) {
+		next = nil
+	}
+	for at, err := range wire.Elements(list) {
+		if err != nil {
+			return nil, nil, false, err
+		}
+		it, err := parseItem(info.key, at.Of(list))
+		if err != nil {
+			whole = false
+			continue
+		}
+		items = append(items, it)
+	}
+	return items, next, whole, nil
+}
+
+var errNoKey = errors.New("the item has no key, or more than one")
+
+func parseItem(key string, raw []byte) (Item, error) {
+	it := Item{Raw: raw}
+	if raw[0] != '{' {
+		return it, errNoKey
+	}
+	for m, err := range wire.Members(raw) {
+		if err != nil {
+			return it, err
+		}
+		if m.Key != key {
+			continue
+		}
+		if it.KeySpan.Present() {
+			return it, errNoKey
+		}
+		it.KeySpan = m.Value
+	}
+	if !it.KeySpan.Present() {
+		return it, errNoKey
+	}
+	var err error
+	it.Key, err = wire.Text(it.KeySpan.Of(raw))
+	return it, err
+}

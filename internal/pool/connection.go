@@ -1,0 +1,444 @@
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/upstream"
+	"roundhouse/internal/wire"
+)
+
+// Link is one live transport to a server.
+type Link interface {
+	// Send queues a frame; it waits only while the queue is full. An error means
+	// that the frame was not sent.
+	Send(ctx context.Context, m *upstream.Message) error
+	// Post queues a small frame without waiting; on an ended link it does nothing.
+	Post(m *upstream.Message)
+	// Run delivers frames until the link ends, and returns why. It is called once.
+	Run(h upstream.Handler) error
+	// Abort makes Run return err. It returns at once and may be called twice.
+	Abort(err error)
+	// Close ends what is behind the link and returns when nothing of it lives any
+	// more, or when that could not be achieved in the configured time. It is called
+	// after Run has returned, or instead of it.
+	Close(ctx context.Context)
+	// Facts describes the link; it may be called at any time.
+	Facts() LinkFacts
+	// Output returns the last lines that the server wrote beside the protocol.
+	Output(lines int) []string
+	// Note adds a line of ours to that output.
+	Note(line string)
+}
+
+// LinkFacts is what a link says of itself.
+type LinkFacts struct {
+	PID         int       // 0 without a process
+	Descendants int       // live processes below PID
+	Started     time.Time // of the process
+	Exit        string    // how the process ended, or ""
+	Noise       int64     // lines that were no protocol (P6)
+}
+
+// Dialer opens a link to a server. ctx bounds the opening only. The server's
+// fields hold no ${WORKSPACE} any more.
+type Dialer func(ctx context.Context, s *config.Server) (Link, error)
+
+// Handshake is the outcome of initialize.
+type Handshake struct {
+	Result       []byte // the server's whole result; read-only
+	Version      string // the protocol version that the server chose
+	VersionSpan  wire.Span
+	Capabilities map[string]json.RawMessage
+}
+
+// Has reports whether the server declared a capability.
+func (h *Handshake) Has(name string) bool {
+	_, ok := h.Capabilities[name]
+	return ok
+}
+
+// connection is one generation of an entry: a live link with its mux and
+// catalogue.
+type connection struct {
+	server     *config.Server
+	generation uint64
+	link       Link
+	mux        *mux.Mux
+	cat        *catalogue
+	ctx        context.Context // ends with the link; its cause says why
+
+	opened chan struct{} // closed by open when hand and the catalogue are there
+	hand   *Handshake    // constant once opened is closed
+
+	wg    sync.WaitGroup // everything that runs for the connection
+	noise atomic.Int64
+}
+
+// dialed is what open needs beside the server.
+type dialed struct {
+	server       *config.Server
+	generation   uint64
+	capabilities []byte // declared upstream: a JSON object
+	workspace    string
+	sole         bool
+	dial         Dialer
+	clientInfo   json.RawMessage
+	lost         func(*connection) // the link ended, by itself or by abort
+	changed      func(*connection, Kind)
+}
+
+// open dials, shakes hands and reads the catalogue, all within ctx. After an error
+// the connection, if there is one, is to be closed.
+func open(ctx context.Context, d dialed) (*connection, error) {
+	begun := time.Now()
+	link, err := d.dial(ctx, d.server)
+	if err != nil {
+		return nil, startError(ctx, d.server, begun, nil, err)
+	}
+	c := &connection{server: d.server, generation: d.generation, link: link, opened: make(chan struct{})}
+	var cancel context.CancelCauseFunc
+	c.ctx, cancel = context.WithCancelCause(context.Background())
+	c.mux = mux.New(mux.Config{
+		Server:     d.server.Name,
+		Generation: d.generation,
+		Policy:     mux.Policy(d.server.Interactive),
+		Sole:       d.sole,
+		Post:       func(b []byte) { link.Post(upstream.NewMessage(b)) },
+		Changed:    c.listChanged,
+		Log:        func(b []byte) { link.Note("log: " + string(b)) },
+		Roots:      func() []byte { return rootsOf(d.workspace) },
+	})
+	c.cat = &catalogue{fetch: c.fetchPage, changed: func(k Kind) { d.changed(c, k) }}
+	c.wg.Go(func() {
+		err := link.Run(c)
+		cancel(err)
+		c.mux.Lose(c.lossFault(err))
+		d.lost(c)
+	})
+	err = c.shakeHands(ctx, d)
+	if err == nil {
+		c.cat.load(ctx, c.declared())
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = context.Cause(c.ctx)
+	}
+	if err != nil {
+		f := startError(ctx, d.server, begun, c, err)
+		link.Abort(f)
+		return c, f
+	}
+	close(c.opened)
+	return c, nil
+}
+
+// abort ends the link: calls in flight get reason. It returns at once.
+func (c *connection) abort(reason error) { c.link.Abort(reason) }
+
+// close waits for everything of an aborted or lost connection, and returns when
+// its process tree is gone, or could not be ended in time. When ctx ends the tree
+// is killed at once.
+func (c *connection) close(ctx context.Context) {
+	c.wg.Wait()
+	c.link.Close(ctx)
+}
+
+// shakeHands sends initialize and initialized.
+func (c *connection) shakeHands(ctx context.Context, d dialed) error {
+	params, err := json.Marshal(struct {
+		ProtocolVersion string          `json:"protocolVersion"`
+		Capabilities    json.RawMessage `json:"capabilities"`
+		ClientInfo      json.RawMessage `json:"clientInfo"`
+	}{wire.LegacyVersions[0], d.capabilities, d.clientInfo})
+	if err != nil {
+		return fmt.Errorf("make the initialize request: %w", err)
+	}
+	raw, err := c.request(ctx, wire.MethodInitialize, params)
+	if err != nil {
+		return fmt.Errorf("initialize: %w", err)
+	}
+	c.hand, err = parseHandshake(raw)
+	if err != nil {
+		return fmt.Errorf("read the answer to initialize: %w", err)
+	}
+	c.link.Post(upstream.NewMessage(wire.NewNotification(wire.Initialized, nil)))
+	return nil
+}
+
+func parseHandshake(raw []byte) (*Handshake, error) {
+	h := &Handshake{Result: raw}
+	if len(raw) == 0 || raw[0] != '{' {
+		return nil, errors.New("the result is no object")
+	}
+	for m, err := range wire.Members(raw) {
+		if err != nil {
+			return nil, err
+		}
+		switch m.Key {
+		case "protocolVersion":
+			h.VersionSpan = m.Value
+			if h.Version, err = wire.Text(m.Value.Of(raw)); err != nil {
+				return nil, fmt.Errorf("protocolVersion: %w", err)
+			}
+		case "capabilities":
+			if err := json.Unmarshal(m.Value.Of(raw), &h.Capabilities); err != nil {
+				return nil, fmt.Errorf("capabilities: %w", err)
+			}
+		}
+	}
+	if h.Version == "" {
+		return nil, errors.New("the result has no protocolVersion")
+	}
+	if !wire.KnownVersion(h.Version) {
+		return nil, fmt.Errorf("the server chose the protocol version %q, which roundhouse does not know", h.Version)
+	}
+	return h, nil
+}
+
+// declared returns the lists that the server says it has.
+func (c *connection) declared() []Kind {
+	var ks []Kind
+	for k, info := range kindInfo {
+		if c.hand.Has(info.capability) {
+			ks = append(ks, Kind(k))
+		}
+	}
+	return ks
+}
+
+func (c *connection) fetchPage(ctx context.Context, k Kind, cursor []byte) ([]byte, error) {
+	params := []byte("{}")
+	if cursor != nil {
+		params = append(append([]byte(`{"cursor":`), cursor...), '}')
+	}
+	return c.request(ctx, kindInfo[k].method, params)
+}
+
+// RPCError is a JSON-RPC error with which a server answered a request of ours.
+type RPCError struct{ Object []byte } // the raw error object
+
+// Error gives the server's message.
+func (e *RPCError) Error() string {
+	var o struct {
+		Code    int
+		Message string
+	}
+	if json.Unmarshal(e.Object, &o) != nil {
+		return "the server answered with an error"
+	}
+	return fmt.Sprintf("the server answered %q (code %d)", o.Message, o.Code)
+}
+
+// request makes a call of roundhouse's own and returns the raw result.
+func (c *connection) request(ctx context.Context, method string, params []byte) ([]byte, error) {
+	f, err := wire.Parse(wire.NewRequest([]byte("0"), method, params))
+	if err != nil {
+		return nil, fmt.Errorf("make a %s request: %w", method, err)
+	}
+	answer := make(answerOutlet, 1)
+	call, err := c.mux.Begin(nil, f, wire.Routing{}, answer)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.link.Send(ctx, call.Message); err != nil {
+		call.Fail(fault.Of(err))
+		return nil, err
+	}
+	select {
+	case p := <-answer:
+		return resultOf(p)
+	case <-ctx.Done():
+		call.Fail(fault.New(fault.CallTimeout, "roundhouse no longer waits"))
+		return nil, context.Cause(ctx)
+	}
+}
+
+type answerOutlet chan mux.Pieces
+
+func (o answerOutlet) Note(mux.Pieces)   {}
+func (o answerOutlet) Done(p mux.Pieces) { o <- p }
+
+func resultOf(p mux.Pieces) ([]byte, error) {
+	f, err := wire.Parse(p.AppendTo(nil))
+	if err != nil {
+		return nil, err
+	}
+	if f.ErrorSpan.Present() {
+		return nil, &RPCError{f.ErrorValue()}
+	}
+	return f.Result(), nil
+}
+
+// do sends a client's request. out gets the answer unless an error is returned.
+// A nil call with a nil error means that the answer came, or comes, without one.
+func (c *connection) do(ctx context.Context, p mux.Peer, f wire.Frame, r wire.Routing, out mux.Outlet) (*mux.Call, error) {
+	var timed *timedOutlet
+	if c.server.CallTimeout > 0 {
+		timed = &timedOutlet{Outlet: out}
+		out = timed
+	}
+	call, err := c.mux.Begin(p, f, r, out)
+	if call == nil {
+		return nil, err
+	}
+	if timed != nil {
+		timed.start(call, c.server)
+	}
+	if ready := call.Ready(); ready != nil {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			call.Fail(fault.Of(context.Cause(ctx)))
+			return call, nil
+		}
+		if !call.Begun() {
+			return call, nil
+		}
+	}
+	if err := c.link.Send(ctx, call.Message); err != nil && ctx.Err() != nil {
+		call.Fail(fault.Of(context.Cause(ctx)))
+	} // a link that has ended answers every call through Lose
+	return call, nil
+}
+
+// timedOutlet ends a call that takes longer than the server's callTimeout;
+// progress extends it up to four times that (H4).
+type timedOutlet struct {
+	mux.Outlet
+	mu    sync.Mutex
+	timer *time.Timer
+	over  bool
+}
+
+const progressExtension = 4
+
+func (o *timedOutlet) start(call *mux.Call, s *config.Server) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.over {
+		return
+	}
+	limit, begun := s.CallTimeout, time.Now()
+	o.timer = time.AfterFunc(limit, func() {
+		if rest := time.Until(call.LastProgress().Add(limit)); rest > 0 {
+			if left := time.Until(begun.Add(progressExtension * limit)); left > 0 {
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				if !o.over {
+					o.timer.Reset(min(rest, left))
+				}
+				return
+			}
+		}
+		err := fault.New(fault.CallTimeout, "server %q did not answer within %s; callTimeout of the server sets the limit", s.Name, time.Since(begun).Round(time.Millisecond))
+		err.Server, err.Sent = s.Name, fault.SentMaybe
+		call.Fail(err)
+	})
+}
+
+func (o *timedOutlet) Done(p mux.Pieces) {
+	o.mu.Lock()
+	o.over = true
+	if o.timer != nil {
+		o.timer.Stop()
+	}
+	o.mu.Unlock()
+	o.Outlet.Done(p)
+}
+
+// Frame implements upstream.Handler.
+func (c *connection) Frame(f wire.Frame) { c.mux.Receive(f) }
+
+// Oversize implements upstream.Handler.
+func (c *connection) Oversize(id []byte, kind wire.Kind, size int64) {
+	c.mux.Oversize(id, kind, size, wire.MaxFrame)
+}
+
+// noiseShown is how many lines of noise of one connection are kept with its output.
+const noiseShown = 20
+
+// Noise implements upstream.Handler: it is counted, and the first lines are shown
+// with the server's output (P6).
+func (c *connection) Noise(line []byte) {
+	if n := c.noise.Add(1); n <= noiseShown && len(line) > 0 {
+		c.link.Note("stdout: " + string(line))
+	}
+}
+
+func (c *connection) listChanged(l mux.List) {
+	if !c.cat.mark(l) {
+		return
+	}
+	c.wg.Go(func() {
+		select {
+		case <-c.opened:
+		case <-c.ctx.Done():
+		}
+		c.cat.refresh(c.ctx)
+	})
+}
+
+// lossFault is what callers get when the link ended with err.
+func (c *connection) lossFault(err error) *fault.Error {
+	if f, ok := errors.AsType[*fault.Error](err); ok {
+		return f
+	}
+	msg := fmt.Sprintf("the connection to server %q was lost", c.server.Name)
+	if exit := c.link.Facts().Exit; exit != "" {
+		msg += " (" + exit + ")"
+	} else if err != nil {
+		msg += " (" + err.Error() + ")"
+	}
+	return &fault.Error{Reason: fault.Interrupted, Message: msg + "; the next call starts it anew", Err: err}
+}
+
+// startError says why a server did not start, with what it wrote last (P5, P9).
+func startError(ctx context.Context, s *config.Server, begun time.Time, c *connection, err error) *fault.Error {
+	took := time.Since(begun).Round(time.Millisecond)
+	e := &fault.Error{Reason: fault.StartFailed, Server: s.Name, Err: err, Data: map[string]any{"elapsedMs": took.Milliseconds()}}
+	exit := ""
+	if c != nil {
+		exit = c.link.Facts().Exit
+	}
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, context.DeadlineExceeded):
+		e.Reason = fault.StartTimeout
+		e.Message = fmt.Sprintf("server %q did not answer initialize and list what it has within %s; startTimeout of the server sets the limit", s.Name, s.StartTimeout)
+	case cause != nil:
+		e.Message = fmt.Sprintf("the start of server %q was given up after %s: %v", s.Name, took, cause)
+	case exit != "":
+		e.Message = fmt.Sprintf("server %q did not start: it ended after %s (%s)", s.Name, took, exit)
+		e.Data["exit"] = exit
+	default:
+		e.Message = fmt.Sprintf("server %q did not start: %v", s.Name, err)
+	}
+	if c == nil {
+		return e
+	}
+	if tail := c.link.Output(5); len(tail) > 0 {
+		e.Message += "; its last output: " + strings.Join(tail, " | ")
+		e.Data["stderr"] = tail
+	}
+	return e
+}
+
+// rootsOf gives the workspace as the only root; without one there is none.
+func rootsOf(workspace string) []byte {
+	if workspace == "" {
+		return []byte(`{"roots":[]}`)
+	}
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(workspace)}
+	return append(append([]byte(`{"roots":[{"uri":`), wire.Quote(u.String())...), "}]}"...)
+}

@@ -1,0 +1,294 @@
+// Package pool keeps the live connections to MCP servers: one for all who ask for
+// the same thing, found by fingerprint, counted by attachments, and ended when
+// nobody needs them.
+//
+// The properties that it has are those of the pool specification (K, S, T, R, U,
+// V), and tests name them.
+package pool
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+)
+
+// State is where an entry is in its life.
+type State string
+
+// The states. Closed and Failed absorb.
+const (
+	Spawning   State = "spawning"
+	Active     State = "active"
+	Draining   State = "draining"
+	Recovering State = "recovering"
+	Failed     State = "failed"
+	Closed     State = "closed"
+)
+
+func (s State) terminal() bool { return s == Failed || s == Closed }
+
+// Config says how a Pool works.
+type Config struct {
+	Dial       Dialer        // required
+	DrainDelay time.Duration // T1; 0 closes at the last detach
+	MaxIdle    time.Duration // T2; 0 is no limit
+	Version    string        // of roundhouse, told to servers; "" is "dev"
+	Log        *slog.Logger  // nil discards
+}
+
+// Pool holds the connections. Its methods may be called at any time. Drain ends
+// it for good; a Pool that is not drained leaks its connections.
+type Pool struct {
+	cfg        Config
+	key        []byte // of fingerprints; never leaves the process (K4)
+	clientInfo json.RawMessage
+	wg         sync.WaitGroup // dials and closings
+
+	mu       sync.Mutex
+	entries  map[string]*entry // by id; failed ones too, for a while or until they are replaced
+	dying    map[*connection]grave
+	indexes  map[string]int // id → index among the shared entries of its name (S8)
+	next     map[string]int // name → next index
+	unpooled uint64
+	drained  bool
+}
+
+// grave is a connection that has ended but whose processes may still live.
+type grave struct {
+	entry *entry
+	kill  context.CancelFunc // ends the polite part of its closing
+}
+
+// New returns an empty pool.
+func New(cfg Config) *Pool {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Version == "" {
+		cfg.Version = "dev"
+	}
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // never fails (crypto/rand)
+	info, err := json.Marshal(map[string]string{"name": "roundhouse", "version": cfg.Version})
+	if err != nil {
+		panic(err) // two strings
+	}
+	return &Pool{cfg: cfg, key: key, clientInfo: info,
+		entries: map[string]*entry{}, dying: map[*connection]grave{}, indexes: map[string]int{}, next: map[string]int{}}
+}
+
+// entry is one connection id. Its fields below constant are guarded by Pool.mu and
+// change in the functions of entry.go only.
+type entry struct {
+	id           string
+	name         string
+	index        int
+	server       *config.Server
+	capabilities []byte
+	workspace    string
+	owner        *Holder // of an unpooled entry, else nil
+	created      time.Time
+
+	conn atomic.Pointer[connection] // of an active or draining entry; written with Pool.mu held
+
+	state      State
+	generation uint64
+	ready      chan struct{} // closed when a dial or recovery has ended
+	stop       context.CancelCauseFunc
+	err        error // of the last dial or loss
+	atts       map[*Attachment]struct{}
+	waiters    int
+	timer      *time.Timer     // while draining, and while a failed entry is kept for show
+	exit       string          // how the last process ended
+	output     []string        // what it wrote last
+	before     [kinds]*Listing // the catalogue before a restart
+}
+
+// Want is what a session asks the pool for.
+type Want struct {
+	Server       *config.Server // resolved: no ${WORKSPACE} in it
+	Principal    string
+	Capabilities []byte // to declare upstream: a canonical JSON object
+	Workspace    string // the session's, for roots, if the server depends on it; else ""
+	Listener     Listener
+}
+
+// Listener hears what happens to a connection that its session is attached to.
+// Its methods never block; they are called in the order of events.
+type Listener interface {
+	// ListChanged says that a list differs from before.
+	ListChanged(a *Attachment, l mux.List)
+	// Lost says that the connection ended; calls have got their errors. The
+	// attachment is of no more use.
+	Lost(a *Attachment, err *fault.Error)
+	// Renewed says that the attachment has a new connection to the same server, which
+	// knows nothing of subscriptions and log levels.
+	Renewed(a *Attachment)
+}
+
+// Holder is what one session has in the pool. The zero value is not usable.
+type Holder struct {
+	pool    *Pool
+	session string
+	done    chan struct{} // closed by Release
+
+	released bool                     // guarded by pool.mu
+	atts     map[*Attachment]struct{} // guarded by pool.mu
+}
+
+// NewHolder returns a Holder for a session. Release it.
+func (p *Pool) NewHolder(session string) *Holder {
+	return &Holder{pool: p, session: session, done: make(chan struct{}), atts: map[*Attachment]struct{}{}}
+}
+
+// ErrReleased is returned to an acquire whose holder was released meanwhile (S4).
+var ErrReleased = errors.New("the session has ended or gone dormant")
+
+// Acquire attaches the holder to the connection that w asks for, dialling it if
+// none lives (S1, S2). It waits under ctx; a dial that nobody waits for any more
+// goes on. Errors: fault.Draining, fault.StartFailed, fault.StartTimeout,
+// ErrReleased, or the cause of ctx.
+func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
+	p := h.pool
+	id := ""
+	if w.Server.Sharing == config.Shared {
+		id = w.Server.Name + "::" + fingerprint(p.key, w)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var mine *entry // an unpooled entry is found through its holder only
+	for {
+		if p.drained {
+			return nil, drainingFault()
+		}
+		if h.released {
+			return nil, ErrReleased
+		}
+		e := mine
+		if id != "" {
+			e = p.entries[id]
+		}
+		if e == nil || e.state.terminal() && mine == nil {
+			e = p.spawnLocked(id, w, h)
+			if id == "" {
+				mine = e
+			}
+		}
+		switch e.state {
+		case Active, Draining:
+			return p.attachLocked(h, e, w), nil
+		case Failed, Closed:
+			return nil, e.err
+		}
+		if err := p.waitLocked(ctx, h, e); err != nil {
+			return nil, err
+		}
+		if e.state.terminal() && e.err != nil {
+			return nil, e.err // the dial that we waited for failed: the same error for all
+		}
+	}
+}
+
+// waitLocked waits without the lock until the entry's dial has ended.
+func (p *Pool) waitLocked(ctx context.Context, h *Holder, e *entry) error {
+	ready := e.ready
+	e.waiters++
+	p.mu.Unlock()
+	var err error
+	select {
+	case <-ready:
+	case <-h.done:
+		err = ErrReleased
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	p.mu.Lock()
+	e.waiters--
+	if e.owner != nil && err != nil && e.waiters == 0 && len(e.atts) == 0 {
+		p.closeLocked(e, ErrReleased) // nobody else can want it (U2)
+	} else {
+		p.settleLocked(e)
+	}
+	return err
+}
+
+func drainingFault() *fault.Error {
+	err := fault.New(fault.Draining, "roundhouse is shutting down")
+	err.RetryAfter = 5 * time.Second
+	return err
+}
+
+// Release detaches the session from everything and refuses later acquires, also
+// those under way. It returns at once and may be called twice. It costs as much as
+// the session has attachments (S6).
+func (h *Holder) Release() {
+	p := h.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h.released {
+		return
+	}
+	h.released = true
+	close(h.done)
+	for a := range h.atts {
+		p.detachLocked(a)
+	}
+}
+
+// DrainReport says how a drain went.
+type DrainReport struct {
+	Drained int      // connections that ended in time
+	Forced  int      // those whose processes had to be killed at the deadline
+	Errors  []string // what went wrong, one line each
+}
+
+// Drain ends the pool for good (R10): acquires are refused, dials are given up,
+// sessions hear of the loss, and all connections are closed at the same time. With
+// force, or when ctx ends, processes are killed without waiting for them. It
+// returns when everything is gone or was killed. A second call waits likewise.
+func (p *Pool) Drain(ctx context.Context, force bool) DrainReport {
+	var report DrainReport
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if force {
+		cancel(errors.New("forced"))
+	}
+	p.mu.Lock()
+	p.drained = true
+	for _, e := range p.entries {
+		if !e.state.terminal() {
+			report.Drained++
+			p.closeLocked(e, drainingFault())
+		}
+	}
+	p.mu.Unlock()
+
+	done := make(chan struct{})
+	go func() {
+		p.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		p.mu.Lock()
+		for _, g := range p.dying {
+			report.Forced++
+			report.Drained--
+			report.Errors = append(report.Errors, g.entry.id+" did not end in time and was killed")
+			g.kill()
+		}
+		p.mu.Unlock()
+		<-done
+	}
+	return report
+}

@@ -1,0 +1,133 @@
+package pool
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Info describes an entry at one moment.
+type Info struct {
+	ID          string     `json:"id"`
+	Server      string     `json:"server"`
+	EntryIndex  int        `json:"entryIndex"`
+	State       State      `json:"state"`
+	Dying       bool       `json:"dying,omitempty"` // ended, but its processes may still live
+	Sharing     string     `json:"sharing"`         // shared or session
+	Generation  uint64     `json:"generation"`
+	Refs        int        `json:"refs"`
+	Sessions    []string   `json:"sessions"`
+	InFlight    int        `json:"inFlight"`
+	PID         int        `json:"pid,omitempty"`
+	Descendants int        `json:"descendants,omitempty"`
+	StartedAt   *time.Time `json:"startedAt,omitempty"`
+	UptimeMs    int64      `json:"uptimeMs,omitempty"`
+	LastError   string     `json:"lastError,omitempty"`
+	Exit        string     `json:"exit,omitempty"`
+	Noise       int64      `json:"noise"`
+	Strays      int64      `json:"strays"`
+	Serial      bool       `json:"serial,omitempty"` // runs one client's calls at a time
+	Protocol    string     `json:"protocolVersion,omitempty"`
+	Tools       int        `json:"tools"`
+	Prompts     int        `json:"prompts"`
+	Resources   int        `json:"resources"`
+	Templates   int        `json:"resourceTemplates"`
+}
+
+// Snapshot lists every entry, failed and dying ones too, by server and index. It
+// blocks nothing.
+func (p *Pool) Snapshot() []Info {
+	type part struct {
+		info Info
+		conn *connection
+	}
+	var parts []part
+	p.mu.Lock()
+	for _, e := range p.entries {
+		parts = append(parts, part{e.infoLocked(), e.conn.Load()})
+	}
+	for c, g := range p.dying {
+		info := g.entry.infoLocked()
+		info.Dying = true
+		if !g.entry.state.terminal() { // a restart: the entry itself is listed too
+			info.State, info.Refs, info.Sessions = Closed, 0, []string{}
+		}
+		info.Generation = c.generation
+		parts = append(parts, part{info, c})
+	}
+	p.mu.Unlock()
+	infos := make([]Info, 0, len(parts))
+	for _, x := range parts {
+		if x.conn != nil {
+			x.conn.describe(&x.info)
+		}
+		infos = append(infos, x.info)
+	}
+	slices.SortFunc(infos, func(a, b Info) int {
+		return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.EntryIndex, b.EntryIndex), cmp.Compare(a.Generation, b.Generation))
+	})
+	return infos
+}
+
+func (e *entry) infoLocked() Info {
+	i := Info{ID: e.id, Server: e.name, EntryIndex: e.index, State: e.state, Sharing: "shared", Generation: e.generation, Refs: len(e.atts), Sessions: []string{}, Exit: e.exit}
+	if e.owner != nil {
+		i.Sharing = "session"
+	}
+	for a := range e.atts {
+		i.Sessions = append(i.Sessions, a.holder.session)
+	}
+	slices.Sort(i.Sessions)
+	if e.err != nil && e.state == Failed {
+		i.LastError = e.err.Error()
+	}
+	return i
+}
+
+func (c *connection) describe(i *Info) {
+	f := c.link.Facts()
+	i.PID, i.Descendants, i.Noise, i.Strays = f.PID, f.Descendants, c.noise.Load(), c.mux.Strays()
+	if !f.Started.IsZero() {
+		i.StartedAt, i.UptimeMs = &f.Started, time.Since(f.Started).Milliseconds()
+	}
+	if f.Exit != "" {
+		i.Exit = f.Exit
+	}
+	i.InFlight, i.Serial = c.mux.InFlight(), c.mux.Serial()
+	select {
+	case <-c.opened:
+		i.Protocol = c.hand.Version
+	default:
+		return
+	}
+	count := func(k Kind) int {
+		if l := c.cat.peek(k); l != nil {
+			return len(l.Items)
+		}
+		return 0
+	}
+	i.Tools, i.Prompts, i.Resources, i.Templates = count(Tools), count(Prompts), count(Resources), count(Templates)
+}
+
+// Output returns the last lines that the connections of a server wrote beside the
+// protocol, by connection id; of an entry that failed, what it wrote before.
+func (p *Pool) Output(name string, lines int) map[string][]string {
+	p.mu.Lock()
+	conns := map[string]*connection{}
+	out := map[string][]string{}
+	for _, e := range p.entries {
+		if e.name != name {
+			continue
+		}
+		if c := e.conn.Load(); c != nil {
+			conns[e.id] = c
+		} else {
+			out[e.id] = e.output[max(0, len(e.output)-lines):]
+		}
+	}
+	p.mu.Unlock()
+	for id, c := range conns {
+		out[id] = c.link.Output(lines)
+	}
+	return out
+}

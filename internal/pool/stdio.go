@@ -1,0 +1,66 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/process"
+	"roundhouse/internal/upstream"
+)
+
+// StdioDialer returns a Dialer that starts servers as processes of m.
+func StdioDialer(m *process.Manager) Dialer {
+	return func(ctx context.Context, s *config.Server) (Link, error) {
+		p, err := m.Start(ctx, process.Spec{
+			Server:   s.Name,
+			Command:  s.Command,
+			Args:     s.Args,
+			Env:      process.Environ(reveal(s.Env), s.InheritEnv),
+			Dir:      s.Cwd,
+			EOFWait:  s.CloseEOFWait,
+			TermWait: s.CloseTermWait,
+			KillWait: s.CloseKillWait,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return &stdioLink{
+			process: p,
+			Stdio:   upstream.NewStdio(upstream.StdioConfig{In: p.Stdin(), Out: p.Stdout(), Exited: p.Exited()}),
+		}, nil
+	}
+}
+
+// stdioLink is a process and the frames on its standard streams.
+type stdioLink struct {
+	*upstream.Stdio
+	process *process.Process
+}
+
+// Post implements Link.
+func (l *stdioLink) Post(m *upstream.Message) { _ = l.Stdio.Post(m) } // a link that ended, or a server that is stuck: nobody to tell
+
+// Close implements Link: the server's stdin is closed, and its tree ended (P2).
+func (l *stdioLink) Close(ctx context.Context) {
+	_ = l.CloseInput() // the process is ended in any case
+	l.process.Close(ctx)
+}
+
+// Facts implements Link.
+func (l *stdioLink) Facts() LinkFacts {
+	f := LinkFacts{PID: l.process.PID(), Started: l.process.Started(), Exit: l.process.ExitStatus()}
+	if f.Exit == "" {
+		f.Descendants = max(0, len(l.process.Descendants())-1)
+	}
+	return f
+}
+
+// Output implements Link.
+func (l *stdioLink) Output(lines int) []string { return l.process.Stderr().Lines(lines) }
+
+// Note implements Link: the line joins the server's stderr.
+func (l *stdioLink) Note(line string) {
+	_, _ = io.WriteString(l.process.Stderr(), fmt.Sprintln(line)) // a ring takes everything
+}

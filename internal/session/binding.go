@@ -1,0 +1,299 @@
+package session
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/wire"
+)
+
+// bindKey tells a session's bindings apart: clients that declare different
+// capabilities do not share a connection (M3).
+type bindKey struct{ server, capabilities string }
+
+// binding is a session's use of one server. It survives the loss of the connection:
+// the next call attaches anew.
+type binding struct {
+	s            *Session
+	server       *config.Server
+	capabilities []byte
+	holder       *pool.Holder
+
+	mu       sync.Mutex
+	att      *pool.Attachment
+	err      error         // of the last acquire
+	busy     chan struct{} // closed when the acquire under way has ended
+	released bool
+	peers    map[*Client]*peer
+}
+
+// bind returns the session's binding for a server and a client's capabilities.
+func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
+	capabilities := c.capabilities
+	if server.Interactive == config.Refuse {
+		capabilities = noCapabilities
+	}
+	k := bindKey{server.Name, string(capabilities)}
+	m := s.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if b := s.bindings[k]; b != nil {
+		return b, nil
+	}
+	if s.holder == nil {
+		return nil, fault.Of(context.Cause(s.ctx))
+	}
+	b := &binding{s: s, server: server, capabilities: capabilities, holder: s.holder, peers: map[*Client]*peer{}}
+	s.bindings[k] = b
+	s.order = append(s.order, b)
+	return b, nil
+}
+
+// attach returns the live attachment, acquiring it if there is none. The acquire is
+// one for all who ask; ctx ends the waiting only.
+func (b *binding) attach(ctx context.Context) (*pool.Attachment, error) {
+	b.mu.Lock()
+	if b.att != nil {
+		defer b.mu.Unlock()
+		return b.att, nil
+	}
+	if b.busy == nil {
+		if b.released {
+			b.mu.Unlock()
+			return nil, errEnded
+		}
+		busy := make(chan struct{})
+		b.busy = busy
+		b.mu.Unlock()
+		if !b.s.m.spawn(func() { b.acquire(busy) }) {
+			return nil, drainingFault()
+		}
+		b.mu.Lock()
+	}
+	busy := b.busy
+	b.mu.Unlock()
+	if busy != nil {
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.att == nil && b.err == nil {
+		return nil, errLostAgain
+	}
+	return b.att, b.err
+}
+
+var errLostAgain = fault.New(fault.Interrupted, "the server ended as soon as it had started; the next call starts it anew")
+
+func (b *binding) acquire(busy chan struct{}) {
+	att, err := b.tryAcquire()
+	b.mu.Lock()
+	b.busy, b.err = nil, err
+	if err == nil {
+		if b.released {
+			defer att.Release()
+			b.err = errEnded
+		} else {
+			b.att = att
+		}
+	}
+	peers := slices.Collect(maps.Values(b.peers))
+	b.mu.Unlock()
+	if err == nil {
+		for _, p := range peers {
+			p.rejoin(att)
+		}
+	}
+	close(busy)
+}
+
+func (b *binding) tryAcquire() (*pool.Attachment, error) {
+	server, err := b.server.Resolve(b.s.workspace)
+	if err != nil {
+		return nil, fault.New(fault.BadRequest, "%w", err)
+	}
+	w := pool.Want{Server: server, Principal: b.s.principal, Capabilities: b.capabilities, Listener: b}
+	if b.server.NeedsWorkspace() {
+		w.Workspace = b.s.workspace
+	}
+	return b.holder.Acquire(b.s.ctx, w)
+}
+
+// current returns the attachment if there is one now.
+func (b *binding) current() *pool.Attachment {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.att
+}
+
+// peer returns the client's side of the binding.
+func (b *binding) peer(c *Client) *peer {
+	b.mu.Lock()
+	p := b.peers[c]
+	if p != nil {
+		b.mu.Unlock()
+		return p
+	}
+	p = &peer{b: b, c: c}
+	b.peers[c] = p
+	att := b.att
+	b.mu.Unlock()
+	if att != nil && att.Own() {
+		att.Join(p)
+	}
+	return p
+}
+
+// leave ends what a client has here; its calls get err.
+func (b *binding) leave(c *Client, err *fault.Error) {
+	b.mu.Lock()
+	p, att := b.peers[c], b.att
+	delete(b.peers, c)
+	b.mu.Unlock()
+	if p != nil && att != nil {
+		att.Leave(p, err)
+	}
+}
+
+// release gives the connection back; calls in flight get err.
+func (b *binding) release(err *fault.Error) {
+	b.mu.Lock()
+	b.released = true
+	att := b.att
+	b.att = nil
+	peers := slices.Collect(maps.Values(b.peers))
+	b.mu.Unlock()
+	if att == nil {
+		return
+	}
+	for _, p := range peers {
+		att.Leave(p, err)
+	}
+	att.Release()
+}
+
+// forget drops an attachment that is of no more use.
+func (b *binding) forget(a *pool.Attachment) {
+	b.mu.Lock()
+	mine := b.att == a
+	if mine {
+		b.att = nil
+	}
+	b.mu.Unlock()
+	a.Release()
+}
+
+// clients returns who uses the binding now.
+func (b *binding) clients() []*Client {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Collect(maps.Keys(b.peers))
+}
+
+// ListChanged implements pool.Listener.
+func (b *binding) ListChanged(_ *pool.Attachment, l mux.List) {
+	for _, c := range b.clients() {
+		c.listChanged(l)
+	}
+}
+
+// Lost implements pool.Listener.
+func (b *binding) Lost(a *pool.Attachment, _ *fault.Error) { b.forget(a) }
+
+// Renewed implements pool.Listener.
+func (b *binding) Renewed(a *pool.Attachment) {
+	b.mu.Lock()
+	peers := slices.Collect(maps.Values(b.peers))
+	b.mu.Unlock()
+	for _, p := range peers {
+		p.rejoin(a)
+	}
+}
+
+// peer is one client on one binding. It remembers what a new connection must be
+// told again (M4).
+type peer struct {
+	b *binding
+	c *Client
+
+	mu    sync.Mutex
+	level []byte              // params of the last logging/setLevel
+	uris  map[string]struct{} // subscribed to
+}
+
+// Notify implements mux.Peer.
+func (p *peer) Notify(f mux.Pieces) { p.c.push(f) }
+
+// Ask implements mux.Peer.
+func (p *peer) Ask(a *mux.Ask, out mux.Outlet) { p.c.ask(a, out) }
+
+// Unask implements mux.Peer.
+func (p *peer) Unask(a *mux.Ask) { p.c.unask(a) }
+
+// remember keeps what a successful request changed at the server.
+func (p *peer) remember(f wire.Frame, r wire.Routing) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch f.Method {
+	case wire.LoggingSetLevel:
+		p.level = slices.Clone(f.Params())
+	case wire.ResourcesSubscribe, wire.ResourcesUnsubscribe:
+		uri, err := wire.Text(r.URI.Of(f.Raw))
+		if err != nil {
+			return
+		}
+		if f.Method == wire.ResourcesUnsubscribe {
+			delete(p.uris, uri)
+			return
+		}
+		if p.uris == nil {
+			p.uris = map[string]struct{}{}
+		}
+		p.uris[uri] = struct{}{}
+	}
+}
+
+// rejoin tells a new connection what the client had on the old one. Nobody waits
+// for the answers; a failure shows as silence, as it would have at the server.
+func (p *peer) rejoin(att *pool.Attachment) {
+	if att.Own() {
+		att.Join(p)
+	}
+	p.mu.Lock()
+	var again [][]byte
+	if p.level != nil {
+		again = append(again, wire.NewRequest([]byte("0"), wire.LoggingSetLevel, p.level))
+	}
+	for uri := range p.uris {
+		params := append(append([]byte(`{"uri":`), wire.Quote(uri)...), '}')
+		again = append(again, wire.NewRequest([]byte("0"), wire.ResourcesSubscribe, params))
+	}
+	p.mu.Unlock()
+	for _, raw := range again {
+		f, err := wire.Parse(raw)
+		if err != nil {
+			continue // made by us; cannot be
+		}
+		r, err := f.Routing()
+		if err != nil {
+			continue
+		}
+		_, _ = att.Do(p.b.s.ctx, p, f, r, nobody{}) // a lost connection is told of elsewhere
+	}
+}
+
+// nobody is an outlet for answers that nobody needs.
+type nobody struct{}
+
+func (nobody) Note(mux.Pieces) {}
+func (nobody) Done(mux.Pieces) {}

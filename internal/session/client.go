@@ -1,0 +1,352 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/wire"
+)
+
+// Stream is where a client's frames go that belong to no call. Push never blocks;
+// it keeps what it can while nobody reads. End says that the client is gone.
+type Stream interface {
+	Push(mux.Pieces)
+	End(why *fault.Error)
+}
+
+// Client is one MCP peer of ours: one handshake, its ids and its streams (M0).
+type Client struct {
+	id           string
+	session      *Session
+	scope        string // the server it talks to, or "" for all of them
+	version      string // negotiated protocol version
+	capabilities []byte // canonical JSON object
+	info         string // name and version of the client, for people
+	created      time.Time
+	stream       Stream
+
+	mu      sync.Mutex
+	calls   map[string]*call // by the client's raw id
+	asked   map[string]*asked
+	asks    uint64
+	awaited map[*binding]bool // slow servers of which the aggregate's client will be told
+	gone    bool
+}
+
+// noCapabilities are those of a client that cannot be asked anything.
+var noCapabilities = []byte("{}")
+
+// ID returns the client's id, which MCP calls the session id.
+func (c *Client) ID() string { return c.id }
+
+// Session returns the session that the client belongs to.
+func (c *Client) Session() *Session { return c.session }
+
+// Version returns the negotiated protocol version.
+func (c *Client) Version() string { return c.version }
+
+// Stream returns what was given at Initialize.
+func (c *Client) Stream() Stream { return c.stream }
+
+// Hello is what a new client brings.
+type Hello struct {
+	ClientID  string // from NewID
+	Principal string
+	Session   string // the name of its session, or ""
+	Workspace string // the directory that the client works in, or ""
+	Scope     string // the server, or "" for the aggregate
+	Frame     wire.Frame
+	Stream    Stream
+}
+
+// Initialize makes a client and its session, and returns the answer to its
+// initialize request (M3): for one server that server's own, for the aggregate ours.
+func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces, error) {
+	var server *config.Server
+	if h.Scope != "" {
+		var err error
+		if server, err = m.server(h.Scope); err != nil {
+			return nil, mux.Pieces{}, err
+		}
+	}
+	c := &Client{id: h.ClientID, scope: h.Scope, created: time.Now(), stream: h.Stream, calls: map[string]*call{}}
+	if err := c.readHello(h.Frame); err != nil {
+		return nil, mux.Pieces{}, err
+	}
+	s, err := m.open(h.Principal, h.Session, h.ClientID, h.Workspace)
+	if err != nil {
+		return nil, mux.Pieces{}, err
+	}
+	c.session = s
+	if err := s.enter(); err != nil {
+		return nil, mux.Pieces{}, err
+	}
+	defer s.exit()
+	m.mu.Lock()
+	if s.state != Active {
+		m.mu.Unlock()
+		return nil, mux.Pieces{}, fault.Of(context.Cause(s.ctx))
+	}
+	s.clients[c] = struct{}{}
+	m.clients[c.id] = c
+	m.mu.Unlock()
+	var result []byte
+	if server == nil {
+		result = c.ownHandshake()
+	} else if result, err = c.serverHandshake(ctx, server); err != nil {
+		s.removeClient(c)
+		return nil, mux.Pieces{}, err
+	}
+	return c, mux.Pieces{wire.Result(h.Frame.ID(), result)}, nil
+}
+
+// readHello takes over what the initialize request says.
+func (c *Client) readHello(f wire.Frame) error {
+	var p struct {
+		ProtocolVersion string          `json:"protocolVersion"`
+		Capabilities    json.RawMessage `json:"capabilities"`
+		ClientInfo      struct {
+			Name    string `json:"name"`
+			Version string `json:"version"`
+		} `json:"clientInfo"`
+	}
+	if err := json.Unmarshal(f.Params(), &p); err != nil {
+		return &fault.Error{Reason: fault.BadRequest, Message: "the params of initialize cannot be read: " + err.Error()}
+	}
+	c.version = p.ProtocolVersion
+	if !slices.Contains(wire.LegacyVersions, c.version) {
+		c.version = wire.LegacyVersions[0]
+	}
+	c.info = p.ClientInfo.Name
+	if p.ClientInfo.Version != "" {
+		c.info += "/" + p.ClientInfo.Version
+	}
+	var err error
+	c.capabilities, err = canonical(p.Capabilities)
+	if err != nil {
+		return &fault.Error{Reason: fault.BadRequest, Message: "the capabilities in initialize cannot be read: " + err.Error()}
+	}
+	return nil
+}
+
+// canonical spells a JSON object in one way: sorted keys, no white space.
+func canonical(raw json.RawMessage) ([]byte, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return noCapabilities, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var v map[string]any
+	if err := d.Decode(&v); err != nil {
+		return nil, err
+	}
+	return json.Marshal(v)
+}
+
+// serverHandshake attaches to the server and adapts its answer to the version that
+// the client asked for: the older of the two counts.
+func (c *Client) serverHandshake(ctx context.Context, server *config.Server) ([]byte, error) {
+	b, err := c.session.bind(c, server)
+	if err != nil {
+		return nil, err
+	}
+	b.peer(c)
+	att, err := b.attach(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h, err := att.Handshake(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if h.Version < c.version { // versions are dates
+		c.version = h.Version
+	}
+	if c.version == h.Version {
+		return h.Result, nil
+	}
+	return wire.Splice(nil, h.Result, wire.Edit{At: h.VersionSpan, With: wire.Quote(c.version)}), nil
+}
+
+// ownHandshake is the aggregate's answer to initialize.
+func (c *Client) ownHandshake() []byte {
+	b, err := json.Marshal(map[string]any{
+		"protocolVersion": c.version,
+		"capabilities": map[string]any{
+			"tools":       map[string]any{"listChanged": true},
+			"prompts":     map[string]any{"listChanged": true},
+			"resources":   map[string]any{"listChanged": true, "subscribe": true},
+			"logging":     map[string]any{},
+			"completions": map[string]any{},
+		},
+		"serverInfo": map[string]any{"name": "roundhouse", "version": c.session.m.cfg.Version},
+	})
+	if err != nil {
+		panic(err) // strings and booleans
+	}
+	return b
+}
+
+// Delete ends the client at its own wish.
+func (c *Client) Delete() { c.session.removeClient(c) }
+
+// StreamOpened notes that the client reads its stream, and returns the function that
+// notes the end of that. An open stream is no activity, but its session makes no
+// room for a newcomer (N3, H5).
+func (c *Client) StreamOpened() (closed func()) {
+	m, s := c.session.m, c.session
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.streams++
+	return sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		s.streams--
+	})
+}
+
+// push sends a frame that belongs to no call.
+func (c *Client) push(p mux.Pieces) {
+	if c.stream != nil {
+		c.stream.Push(p)
+	}
+}
+
+var listChangedFrames = map[mux.List][]byte{
+	mux.Tools:     wire.NewNotification(wire.ToolsListChanged, nil),
+	mux.Prompts:   wire.NewNotification(wire.PromptsListChanged, nil),
+	mux.Resources: wire.NewNotification(wire.ResourcesListChanged, nil),
+}
+
+func (c *Client) listChanged(l mux.List) {
+	c.push(mux.Pieces{listChangedFrames[l]})
+}
+
+// end settles everything that waits for the client and closes its stream.
+func (c *Client) end(why *fault.Error) {
+	c.mu.Lock()
+	c.gone = true
+	asks := c.asked
+	c.asked = nil
+	calls := make([]*call, 0, len(c.calls))
+	for _, k := range c.calls {
+		calls = append(calls, k)
+	}
+	c.mu.Unlock()
+	for _, a := range asks {
+		a.stop()
+		a.ask.Fail(wire.InternalError, "the client that was asked has left")
+	}
+	for _, k := range calls {
+		k.fail(why)
+	}
+	if c.stream != nil {
+		c.stream.End(why)
+	}
+}
+
+// asked is a server's request that waits for the client's answer.
+type asked struct {
+	ask   *mux.Ask
+	id    []byte
+	timer *time.Timer
+}
+
+func (a *asked) stop() {
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+}
+
+// ask passes a server's request on, with an id and progress token of ours: two
+// servers may use the same ones (M7).
+func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
+	r, err := a.Frame.Routing()
+	if err != nil {
+		a.Fail(wire.InvalidParams, err.Error())
+		return
+	}
+	c.mu.Lock()
+	if c.gone {
+		c.mu.Unlock()
+		a.Fail(wire.InternalError, "the client that was asked has left")
+		return
+	}
+	c.asks++
+	id := strconv.AppendUint(nil, c.asks, 10)
+	w := &asked{ask: a, id: id}
+	if limit := c.session.m.cfg.InteractiveTimeout; limit > 0 {
+		w.timer = time.AfterFunc(limit, func() { c.askExpired(w, limit) })
+	}
+	if c.asked == nil {
+		c.asked = map[string]*asked{}
+	}
+	c.asked[string(id)] = w
+	c.mu.Unlock()
+	frame := mux.Replace(a.Frame.Raw, a.Frame.IDSpan, id)
+	if r.ProgressToken.Present() {
+		edits := []wire.Edit{{At: a.Frame.IDSpan, With: id}, {At: r.ProgressToken, With: id}}
+		if r.ProgressToken.Start < a.Frame.IDSpan.Start {
+			edits[0], edits[1] = edits[1], edits[0]
+		}
+		frame = mux.Pieces{wire.Splice(nil, a.Frame.Raw, edits...)}
+	}
+	if out != nil {
+		out.Note(frame)
+		return
+	}
+	c.push(frame)
+}
+
+// take removes and returns the open request with our id.
+func (c *Client) take(id []byte) *asked {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.asked[string(id)]
+	delete(c.asked, string(id))
+	if w != nil {
+		w.stop()
+	}
+	return w
+}
+
+func (c *Client) askExpired(w *asked, limit time.Duration) {
+	if c.take(w.id) != nil {
+		w.ask.Fail(wire.InternalError, fmt.Sprintf("the client did not answer within %s", limit))
+		c.push(mux.Pieces{cancelled(w.id, "no answer in time")})
+	}
+}
+
+// unask tells the client that nobody waits for its answer any more.
+func (c *Client) unask(a *mux.Ask) {
+	c.mu.Lock()
+	var found *asked
+	for id, w := range c.asked {
+		if w.ask == a {
+			found = w
+			delete(c.asked, id)
+			w.stop()
+		}
+	}
+	c.mu.Unlock()
+	if found != nil {
+		c.push(mux.Pieces{cancelled(found.id, "the server took the request back")})
+	}
+}
+
+func cancelled(id []byte, reason string) []byte {
+	params := append(append([]byte(`{"requestId":`), id...), `,"reason":`...)
+	return wire.NewNotification(wire.Cancelled, append(append(params, wire.Quote(reason)...), '}'))
+}
+
+var _ pool.Listener = (*binding)(nil)

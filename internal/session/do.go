@@ -1,0 +1,393 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/wire"
+)
+
+// Do is the one door for everything that a client sends: it checks the session's
+// state, finds the server, applies the filter, and passes the frame on. A request's
+// answer goes to out, exactly once unless it is cancelled, before or after Do
+// returns; out is not used for notifications and responses. Do returns when the
+// frame is on its way; a request runs on when its caller is gone (M2).
+func (s *Session) Do(c *Client, f wire.Frame, out mux.Outlet) {
+	switch f.Kind {
+	case wire.Request:
+		s.request(c, f, out)
+	case wire.Notification:
+		s.notification(c, f)
+	case wire.Response:
+		if w := c.take(f.ID()); w != nil {
+			w.ask.Answer(f) // an answer counts only from the client that was asked (M7)
+		}
+	}
+}
+
+// call is a client's request from its arrival to its answer.
+type call struct {
+	c   *Client
+	id  []byte
+	out mux.Outlet
+	on  func(ok bool) // what a result or an error changes for us, or nil
+
+	mu   sync.Mutex
+	done bool
+	mc   *mux.Call // once it is at a connection
+}
+
+// begin registers a request of the client. An id that is in flight is the sender's
+// error and touches nothing (W1).
+func (c *Client) begin(f wire.Frame, out mux.Outlet) (*call, error) {
+	k := &call{c: c, id: f.ID(), out: out}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone {
+		return nil, fault.Of(context.Cause(c.session.ctx))
+	}
+	if _, twice := c.calls[string(k.id)]; twice {
+		return nil, fault.New(fault.BadRequest, "a request with the id %s is in flight already", k.id)
+	}
+	c.calls[string(k.id)] = k
+	return k, nil
+}
+
+// Note implements mux.Outlet.
+func (k *call) Note(p mux.Pieces) {
+	k.mu.Lock()
+	done := k.done
+	k.mu.Unlock()
+	if !done {
+		k.out.Note(p)
+	}
+}
+
+// Done implements mux.Outlet: the request has ended.
+func (k *call) Done(p mux.Pieces) {
+	if !k.finish() {
+		return
+	}
+	if k.on != nil {
+		k.on(isResult(p))
+	}
+	k.out.Done(p)
+	k.c.session.exit()
+}
+
+func (k *call) finish() bool {
+	k.mu.Lock()
+	first := !k.done
+	k.done = true
+	k.mu.Unlock()
+	if first {
+		k.c.mu.Lock()
+		delete(k.c.calls, string(k.id))
+		k.c.mu.Unlock()
+	}
+	return first
+}
+
+func isResult(p mux.Pieces) bool {
+	f, err := wire.Parse(p.AppendTo(nil))
+	return err == nil && f.ResultSpan.Present()
+}
+
+func (k *call) result(raw []byte) { k.Done(mux.Pieces{wire.Result(k.id, raw)}) }
+
+func (k *call) fail(err error) { k.Done(failure(k.id, err)) }
+
+// failure is the error answer to a request. A server's own error object passes
+// unchanged.
+func failure(id []byte, err error) mux.Pieces {
+	if rpc, ok := errors.AsType[*pool.RPCError](err); ok {
+		return mux.Pieces{wire.ErrorReply(id, rpc.Object)}
+	}
+	if bad, ok := errors.AsType[*wire.ParseFailure](err); ok {
+		return mux.Pieces{wire.ErrorReply(id, wire.ErrorObject(bad.Code, bad.Message))}
+	}
+	return mux.Pieces{wire.ErrorReply(id, fault.Of(err).RPC())}
+}
+
+// sent notes where the request went. One that was cancelled in this moment is
+// cancelled there too.
+func (k *call) sent(mc *mux.Call) {
+	k.mu.Lock()
+	k.mc = mc
+	done := k.done
+	k.mu.Unlock()
+	if done {
+		mc.Cancel(wire.Frame{}, wire.Span{})
+	}
+}
+
+// cancel ends the call at the client's wish: the server is told, no answer follows.
+func (k *call) cancel(f wire.Frame, at wire.Span) {
+	k.mu.Lock()
+	mc := k.mc
+	k.mu.Unlock()
+	if mc != nil {
+		mc.Cancel(f, at) // through Done, if it was still open
+		return
+	}
+	k.Done(mux.Pieces{}) // not at a connection yet; forward sees that it is done
+}
+
+func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
+	if err := s.enter(); err != nil {
+		out.Done(failure(f.ID(), err))
+		return
+	}
+	k, err := c.begin(f, out)
+	if err != nil {
+		out.Done(failure(f.ID(), err))
+		s.exit()
+		return
+	}
+	r, err := f.Routing()
+	if err != nil {
+		k.fail(err)
+		return
+	}
+	if r.SessionMember.Present() { // ours: it never goes upstream
+		if f, r, err = edited(f, wire.Edit{At: r.SessionMember}); err != nil {
+			k.fail(err)
+			return
+		}
+	}
+	switch f.Method {
+	case wire.Ping:
+		k.result([]byte("{}"))
+	case wire.MethodInitialize:
+		k.fail(fault.New(fault.BadRequest, "this MCP session is initialized already"))
+	default:
+		if c.scope == "" {
+			s.aggregate(k, f, r)
+		} else {
+			s.single(k, f, r)
+		}
+	}
+}
+
+// edited applies edits to a frame and reads it again.
+func edited(f wire.Frame, edits ...wire.Edit) (wire.Frame, wire.Routing, error) {
+	f, err := wire.Parse(wire.Splice(nil, f.Raw, edits...))
+	if err != nil {
+		return f, wire.Routing{}, err
+	}
+	r, err := f.Routing()
+	return f, r, err
+}
+
+// single handles a request to one server, transparently.
+func (s *Session) single(k *call, f wire.Frame, r wire.Routing) {
+	server, err := s.m.server(k.c.scope)
+	if err != nil {
+		k.fail(err)
+		return
+	}
+	b, err := s.bind(k.c, server)
+	if err != nil {
+		k.fail(err)
+		return
+	}
+	kind, isList := pool.KindOf(f.Method)
+	if !isList || r.Cursor.Present() { // we give out no cursors: the server says so
+		s.forward(k, b, f, r)
+		return
+	}
+	b.peer(k.c)
+	listing, err := listOf(s.ctx, b, kind)
+	switch {
+	case err != nil:
+		k.fail(err)
+	case listing == nil: // not declared: the server says what it thinks of that
+		s.forward(k, b, f, r)
+	default:
+		k.result(listing.Result(kind))
+	}
+}
+
+// listOf reads a list through an attachment, with a new one if the old is of no use.
+func listOf(ctx context.Context, b *binding, kind pool.Kind) (l *pool.Listing, err error) {
+	err = b.with(ctx, func(att *pool.Attachment) error {
+		l, err = att.List(ctx, kind)
+		return err
+	})
+	return l, err
+}
+
+// with runs f with the live attachment, and once more with a new one when the first
+// turned out to have ended before anything was sent.
+func (b *binding) with(ctx context.Context, f func(*pool.Attachment) error) error {
+	for try := 0; ; try++ {
+		att, err := b.attach(ctx)
+		if err != nil {
+			return err
+		}
+		err = f(att)
+		if try > 0 || !fault.SafeToRetry(err) {
+			return err
+		}
+		b.forget(att)
+	}
+}
+
+// forward sends a request to the binding's server. The filter is applied here, on
+// the server's own name of the tool or prompt, and nowhere else (V3).
+func (s *Session) forward(k *call, b *binding, f wire.Frame, r wire.Routing) {
+	p := b.peer(k.c)
+	switch f.Method {
+	case wire.LoggingSetLevel, wire.ResourcesSubscribe, wire.ResourcesUnsubscribe:
+		k.on = func(ok bool) {
+			if ok {
+				p.remember(f, r)
+			}
+		}
+	}
+	err := b.with(s.ctx, func(att *pool.Attachment) error {
+		if err := allowed(att, f, r); err != nil {
+			return err
+		}
+		k.mu.Lock()
+		done := k.done
+		k.mu.Unlock()
+		if done {
+			return nil
+		}
+		mc, err := att.Do(s.ctx, p, f, r, k)
+		if mc != nil {
+			k.sent(mc)
+		}
+		return err
+	})
+	if err != nil {
+		k.fail(err)
+	}
+}
+
+// allowed applies the session's filter to what a request names. What is filtered
+// and what does not exist get the same answer.
+func allowed(att *pool.Attachment, f wire.Frame, r wire.Routing) error {
+	var kind pool.Kind
+	name := r.Name.Of(f.Raw)
+	switch f.Method {
+	case wire.ToolsCall:
+		kind = pool.Tools
+	case wire.PromptsGet:
+		kind = pool.Prompts
+	case wire.CompletionComplete:
+		ref, err := promptRef(r.Ref.Of(f.Raw))
+		if err != nil {
+			return err
+		}
+		if ref == nil {
+			return nil
+		}
+		kind, name = pool.Prompts, ref
+	default:
+		return nil
+	}
+	if !att.Filtered() {
+		return nil
+	}
+	text, err := wire.Text(name)
+	if err != nil {
+		return nil // no string: the server says what is wrong with it
+	}
+	if att.Allows(text) && att.Knows(kind, text) {
+		return nil
+	}
+	return unknownName(kind, text)
+}
+
+func unknownName(kind pool.Kind, name string) error {
+	what := "tool"
+	if kind == pool.Prompts {
+		what = "prompt"
+	}
+	return fault.New(fault.ForbiddenTool, "unknown %s: %s", what, name)
+}
+
+// promptRef returns the raw name in a completion's reference to a prompt, or nil. A
+// member that stands twice is refused (W2).
+func promptRef(ref []byte) ([]byte, error) {
+	if len(ref) == 0 || ref[0] != '{' {
+		return nil, nil
+	}
+	var name []byte
+	for m, err := range wire.Members(ref) {
+		if err != nil {
+			return nil, err
+		}
+		if m.Key != "name" {
+			continue
+		}
+		if name != nil {
+			return nil, fault.New(fault.BadRequest, "params.ref: the member \"name\" stands twice")
+		}
+		name = m.Value.Of(ref)
+	}
+	return name, nil
+}
+
+func (s *Session) notification(c *Client, f wire.Frame) {
+	r, err := f.Routing()
+	if err != nil {
+		return // nobody can be told
+	}
+	switch f.Method {
+	case wire.Initialized: // the server got its one from us (M3)
+	case wire.Cancelled:
+		c.mu.Lock()
+		k := c.calls[string(r.RequestID.Of(f.Raw))]
+		c.mu.Unlock()
+		if k != nil {
+			k.cancel(f, r.RequestID)
+		}
+	case wire.Progress:
+		c.mu.Lock()
+		w := c.asked[string(r.ProgressOf.Of(f.Raw))]
+		c.mu.Unlock()
+		if w != nil {
+			w.progress(f, r)
+		}
+	default:
+		s.passOn(c, f)
+	}
+}
+
+// progress passes on how far the client is with what the server asked.
+func (a *asked) progress(f wire.Frame, r wire.Routing) {
+	theirs, err := a.ask.Frame.Routing()
+	if err != nil || !theirs.ProgressToken.Present() {
+		return
+	}
+	token := theirs.ProgressToken.Of(a.ask.Frame.Raw)
+	a.ask.Progress(wire.Splice(nil, f.Raw, wire.Edit{At: r.ProgressOf, With: token}))
+}
+
+// passOn sends a notification that is none of ours to the client's one server. On a
+// shared connection roots/list_changed would speak for others, so it ends here.
+func (s *Session) passOn(c *Client, f wire.Frame) {
+	if c.scope == "" {
+		return
+	}
+	server, err := s.m.server(c.scope)
+	if err != nil {
+		return
+	}
+	b, err := s.bind(c, server)
+	if err != nil {
+		return
+	}
+	att := b.current()
+	if att == nil || f.Method == wire.RootsListChanged && !att.Own() {
+		return
+	}
+	_ = att.Note(s.ctx, f.Raw) // a lost connection is told of elsewhere
+}

@@ -1,0 +1,110 @@
+package session
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Info describes a session at one moment (N7).
+type Info struct {
+	ID           string       `json:"id"`
+	Principal    string       `json:"principal"`
+	State        State        `json:"state"`
+	Named        bool         `json:"named"` // a caller chose the id
+	Workspace    string       `json:"workspace,omitempty"`
+	CreatedAt    time.Time    `json:"createdAt"`
+	LastActivity time.Time    `json:"lastActivityAt"`
+	InFlight     int          `json:"inFlight"`
+	Calls        int64        `json:"calls"`
+	Streams      int          `json:"streams"`
+	Clients      []ClientInfo `json:"clients"`
+	Connections  []string     `json:"connections"` // ids of those it is attached to
+}
+
+// ClientInfo describes a client.
+type ClientInfo struct {
+	ID        string    `json:"id"`
+	Name      string    `json:"name,omitempty"`
+	Server    string    `json:"server,omitempty"` // "" is the aggregate
+	Version   string    `json:"protocolVersion"`
+	CreatedAt time.Time `json:"createdAt"`
+}
+
+// List describes the sessions of a principal, or with admin all of them, oldest
+// first. It blocks nothing.
+func (m *Manager) List(principal string, admin bool) []Info {
+	m.mu.Lock()
+	var infos []Info
+	var bindings [][]*binding
+	for _, s := range m.sessions {
+		if s.principal == principal || admin {
+			infos = append(infos, s.infoLocked())
+			bindings = append(bindings, slices.Clone(s.order))
+		}
+	}
+	m.mu.Unlock()
+	for i, list := range bindings {
+		for _, b := range list {
+			if att := b.current(); att != nil {
+				infos[i].Connections = append(infos[i].Connections, att.ID())
+			}
+		}
+	}
+	slices.SortFunc(infos, func(a, b Info) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return infos
+}
+
+// Get describes one session; the error for another principal's is the one for none.
+func (m *Manager) Get(principal string, admin bool, id string) (Info, error) {
+	m.mu.Lock()
+	s := m.findLocked(principal, admin, id)
+	if s == nil {
+		m.mu.Unlock()
+		return Info{}, unknownSession(id)
+	}
+	info := s.infoLocked()
+	order := slices.Clone(s.order)
+	m.mu.Unlock()
+	for _, b := range order {
+		if att := b.current(); att != nil {
+			info.Connections = append(info.Connections, att.ID())
+		}
+	}
+	return info, nil
+}
+
+func (s *Session) infoLocked() Info {
+	i := Info{
+		ID: s.id, Principal: s.principal, State: s.state, Named: !s.minted, Workspace: s.workspace, CreatedAt: s.created,
+		LastActivity: s.lastActivity, InFlight: s.inFlight, Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
+	}
+	for c := range s.clients {
+		i.Clients = append(i.Clients, ClientInfo{ID: c.id, Name: c.info, Server: c.scope, Version: c.version, CreatedAt: c.created})
+	}
+	slices.SortFunc(i.Clients, func(a, b ClientInfo) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	return i
+}
+
+// Stats are totals of the manager.
+type Stats struct {
+	Sessions map[State]int `json:"sessions"`
+	Clients  int           `json:"clients"`
+	InFlight int           `json:"inFlight"`
+	Max      int           `json:"max"`
+	Evicted  int64         `json:"evicted"` // ended to make room (N2)
+}
+
+// Stats counts what there is now.
+func (m *Manager) Stats() Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.cfg.Limits.Max, Evicted: m.evicted}
+	for _, s := range m.sessions {
+		st.Sessions[s.state]++
+		st.InFlight += s.inFlight
+	}
+	return st
+}

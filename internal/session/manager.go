@@ -1,0 +1,276 @@
+// Package session keeps sessions: who runs, what each one uses, and its one clean
+// end. Every request of a client goes through Session.Do.
+//
+// Properties of the sessions specification (N) and of the gateway specification
+// (M7, H5, H7) are cited where they are kept.
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"sync"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/pool"
+)
+
+// Config says how a Manager works.
+type Config struct {
+	Pool               *pool.Pool       // required
+	Servers            []*config.Server // in the order in which the aggregate lists them
+	Limits             config.Sessions
+	ListWait           time.Duration // how long an aggregate list waits for servers that start (H7)
+	InteractiveTimeout time.Duration // how long a server's request to a client may stay open (M7); 0 is no limit
+	Version            string        // of roundhouse, told to clients of the aggregate
+	Log                *slog.Logger  // nil discards
+}
+
+// Manager holds the sessions. Its methods may be called at any time; Shutdown ends
+// it for good.
+type Manager struct {
+	cfg    Config
+	byName map[string]*config.Server
+	wg     sync.WaitGroup // acquires, endings; started through spawn
+
+	mu       sync.Mutex
+	sessions map[key]*Session
+	clients  map[string]*Client // by client id
+	closed   bool               // nothing new, not even goroutines
+	draining bool               // no new sessions and requests
+	evicted  int64
+}
+
+// key names a session: ids belong to their principal (N2).
+type key struct{ principal, id string }
+
+// NewManager returns a Manager without sessions.
+func NewManager(cfg Config) *Manager {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Manager{cfg: cfg, byName: map[string]*config.Server{}, sessions: map[key]*Session{}, clients: map[string]*Client{}}
+	for _, s := range cfg.Servers {
+		m.byName[s.Name] = s
+	}
+	return m
+}
+
+// spawn runs f in a goroutine that Shutdown joins; after that it runs nothing.
+func (m *Manager) spawn(f func()) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.wg.Go(f)
+	return true
+}
+
+// Go runs f for a request, in a goroutine that Shutdown joins. Once everything has
+// ended it runs instead, at once.
+func (m *Manager) Go(f, instead func()) {
+	if !m.spawn(f) {
+		instead()
+	}
+}
+
+// NewID returns a random id of 128 bits for a client.
+func NewID() string {
+	b := make([]byte, 16)
+	_, _ = rand.Read(b) // never fails (crypto/rand)
+	return hex.EncodeToString(b)
+}
+
+// server finds a configured server that can be used.
+func (m *Manager) server(name string) (*config.Server, error) {
+	s := m.byName[name]
+	if s == nil {
+		err := fault.New(fault.UnknownServer, "no server is called %q; GET /api/v1/servers lists them", name)
+		err.Server = name
+		return nil, err
+	}
+	if s.DisabledReason != "" {
+		err := fault.New(fault.UnknownServer, "server %q is disabled: %s", name, s.DisabledReason)
+		err.Server = name
+		return nil, err
+	}
+	return s, nil
+}
+
+// Client finds a client by its id, for its principal and scope only; the error for
+// another's client is the one for none (N2).
+func (m *Manager) Client(principal, scope, id string) (*Client, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.clients[id]
+	if c == nil || c.session.principal != principal || c.scope != scope {
+		return nil, fault.New(fault.UnknownSession, "this MCP session is not known here; send initialize again")
+	}
+	return c, nil
+}
+
+// open returns the principal's session of that name, or a new one; without a name
+// it is minted, with the id of its client.
+func (m *Manager) open(principal, id, client, workspace string) (*Session, error) {
+	minted := id == ""
+	if minted {
+		id = client
+	}
+	m.mu.Lock()
+	if m.draining {
+		m.mu.Unlock()
+		return nil, drainingFault()
+	}
+	if s := m.sessions[key{principal, id}]; s != nil {
+		if s.state == Draining {
+			m.mu.Unlock()
+			return nil, fault.New(fault.SessionLimit, "session %q is ending; try again when it has ended", id)
+		}
+		m.mu.Unlock()
+		return s, nil
+	}
+	var victim *Session
+	if m.cfg.Limits.Max > 0 && len(m.sessions) >= m.cfg.Limits.Max {
+		if victim = m.victimLocked(); victim == nil {
+			n := len(m.sessions)
+			m.mu.Unlock()
+			err := fault.New(fault.SessionLimit, "all %d sessions (sessions.max) are busy or have a stream open; end one or raise the limit", n)
+			err.RetryAfter = 10 * time.Second
+			return nil, err
+		}
+		m.evicted++
+		victim.beginEndLocked(errEvicted)
+	}
+	s := newSession(m, principal, id, workspace, minted)
+	m.sessions[key{principal, id}] = s
+	m.mu.Unlock()
+	if victim != nil {
+		m.spawn(func() { victim.finishEnd(context.Background(), true) })
+	}
+	m.cfg.Log.Info("session opened", "session", id, "principal", principal)
+	return s, nil
+}
+
+var errEvicted = fault.New(fault.UnknownSession, "the session was ended to make room for a newer one (sessions.max)")
+
+// victimLocked chooses whom a newcomer replaces: the dormant session that was active
+// longest ago (N2), else the idle one without a stream of which that holds, so that
+// clients which went away without a word never keep others out (H5).
+func (m *Manager) victimLocked() *Session {
+	var victim *Session
+	rank := func(s *Session) int {
+		switch {
+		case s.state == Dormant:
+			return 0
+		case s.minted:
+			return 1
+		}
+		return 2
+	}
+	for _, s := range m.sessions {
+		if s.state == Draining || s.inFlight > 0 || s.state == Active && s.streams > 0 {
+			continue
+		}
+		if victim == nil || rank(s) < rank(victim) || rank(s) == rank(victim) && s.lastActivity.Before(victim.lastActivity) {
+			victim = s
+		}
+	}
+	return victim
+}
+
+// End ends a session (N4). Without force it waits for calls in flight until ctx
+// ends. Another principal's session is unknown, unless admin.
+func (m *Manager) End(ctx context.Context, principal string, admin bool, id string, force bool) error {
+	m.mu.Lock()
+	s := m.findLocked(principal, admin, id)
+	if s == nil {
+		m.mu.Unlock()
+		return unknownSession(id)
+	}
+	s.beginEndLocked(errEnded)
+	m.mu.Unlock()
+	s.finishEnd(ctx, force)
+	return nil
+}
+
+var errEnded = fault.New(fault.UnknownSession, "the session was ended")
+
+func unknownSession(id string) error {
+	return fault.New(fault.UnknownSession, "no session is called %q", id)
+}
+
+func (m *Manager) findLocked(principal string, admin bool, id string) *Session {
+	if s := m.sessions[key{principal, id}]; s != nil {
+		return s
+	}
+	if admin {
+		for k, s := range m.sessions {
+			if k.id == id {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+func drainingFault() *fault.Error {
+	err := fault.New(fault.Draining, "roundhouse is shutting down")
+	err.RetryAfter = 5 * time.Second
+	return err
+}
+
+// Drain refuses new sessions and requests from now on.
+func (m *Manager) Drain() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.draining = true
+}
+
+// Wait returns when no call is in flight, or when ctx ends; it reports how many are
+// left.
+func (m *Manager) Wait(ctx context.Context) int {
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		m.mu.Lock()
+		n := 0
+		for _, s := range m.sessions {
+			n += s.inFlight
+		}
+		m.mu.Unlock()
+		if n == 0 || ctx.Err() != nil {
+			return n
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Shutdown ends every session at once and joins what runs for them. It returns how
+// many it ended.
+func (m *Manager) Shutdown(ctx context.Context) int {
+	m.mu.Lock()
+	m.draining = true
+	var all []*Session
+	for _, s := range m.sessions {
+		s.beginEndLocked(drainingFault())
+		all = append(all, s)
+	}
+	m.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, s := range all {
+		wg.Go(func() { s.finishEnd(ctx, true) })
+	}
+	wg.Wait()
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.wg.Wait()
+	return len(all)
+}

@@ -1,0 +1,264 @@
+package session
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"roundhouse/internal/fault"
+	"roundhouse/internal/pool"
+)
+
+// State is where a session is in its life (N1).
+type State string
+
+// The states. Closed absorbs; the id may then begin a new session.
+const (
+	Active   State = "active"
+	Dormant  State = "dormant"
+	Draining State = "draining"
+	Closed   State = "closed"
+)
+
+// Session is one agent run. What it uses in the pool is held by holder and bindings
+// while it is active, and by nothing while it is dormant.
+type Session struct {
+	m         *Manager
+	id        string
+	principal string
+	workspace string
+	minted    bool // nobody named it: it ends with its last client
+	created   time.Time
+	ctx       context.Context // ends, with the cause, when the session does
+	cancel    context.CancelCauseFunc
+	ended     chan struct{} // closed when the end is complete
+
+	// Guarded by m.mu.
+	state        State
+	lastActivity time.Time // when the last request began or ended (N3)
+	inFlight     int       // requests
+	streams      int       // open streams of its clients
+	calls        int64     // requests so far
+	clients      map[*Client]struct{}
+	holder       *pool.Holder // nil while dormant
+	bindings     map[bindKey]*binding
+	order        []*binding // of acquisition
+	timer        *time.Timer
+	idle         chan struct{} // closed when inFlight becomes 0 while draining
+	cause        *fault.Error  // why it ends
+	ending       bool          // somebody runs finishEnd
+}
+
+func newSession(m *Manager, principal, id, workspace string, minted bool) *Session {
+	now := time.Now()
+	s := &Session{
+		m: m, id: id, principal: principal, workspace: workspace, minted: minted, created: now,
+		ended: make(chan struct{}), state: Active, lastActivity: now,
+		clients: map[*Client]struct{}{}, bindings: map[bindKey]*binding{},
+	}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.holder = m.cfg.Pool.NewHolder(id)
+	s.armLocked()
+	return s
+}
+
+// ID returns the session's id.
+func (s *Session) ID() string { return s.id }
+
+// armLocked sets the timer for the next thing that idleness brings (N3).
+func (s *Session) armLocked() {
+	limit := s.m.cfg.Limits.ExpireAfter
+	if s.state == Active && s.m.cfg.Limits.IdleTimeout > 0 {
+		limit = s.m.cfg.Limits.IdleTimeout
+	}
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if limit > 0 {
+		s.timer = time.AfterFunc(time.Until(s.lastActivity.Add(limit)), s.idled)
+	}
+}
+
+// idled makes an idle session dormant, or ends a dormant one that has expired. A
+// busy one gets its timer back when its last request ends.
+func (s *Session) idled() {
+	m := s.m
+	m.mu.Lock()
+	if s.state != Active && s.state != Dormant || s.inFlight > 0 || m.draining {
+		m.mu.Unlock()
+		return
+	}
+	limits := m.cfg.Limits
+	quiet := time.Since(s.lastActivity)
+	if limits.ExpireAfter > 0 && quiet >= limits.ExpireAfter {
+		s.beginEndLocked(fault.New(fault.UnknownSession, "the session expired after %s without a request", limits.ExpireAfter))
+		m.mu.Unlock()
+		m.spawn(func() { s.finishEnd(context.Background(), true) })
+		return
+	}
+	var release func()
+	if s.state == Active && limits.IdleTimeout > 0 && quiet >= limits.IdleTimeout {
+		release = s.sleepLocked()
+	}
+	s.armLocked()
+	m.mu.Unlock()
+	if release != nil {
+		release()
+	}
+}
+
+// sleepLocked makes the session dormant: handshakes stay, attachments go. The
+// function that it returns does the going, without the lock.
+func (s *Session) sleepLocked() (release func()) {
+	s.state = Dormant
+	holder, order := s.holder, s.order
+	s.holder, s.order, s.bindings = nil, nil, map[bindKey]*binding{}
+	s.m.cfg.Log.Info("session dormant", "session", s.id)
+	return func() { releaseAll(holder, order, errEnded) }
+}
+
+// releaseAll gives back what a session had, in reverse order of acquisition (N4).
+func releaseAll(holder *pool.Holder, order []*binding, err *fault.Error) {
+	for _, b := range slices.Backward(order) {
+		b.release(err)
+	}
+	if holder != nil {
+		holder.Release()
+	}
+}
+
+// enter begins a request: it wakes a dormant session and keeps it awake until exit.
+func (s *Session) enter() error {
+	m := s.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.draining {
+		return drainingFault()
+	}
+	switch s.state {
+	case Draining, Closed:
+		return fault.Of(context.Cause(s.ctx))
+	case Dormant:
+		s.state = Active
+		s.holder = m.cfg.Pool.NewHolder(s.id)
+		m.cfg.Log.Info("session active", "session", s.id)
+	}
+	s.inFlight++
+	s.calls++
+	s.lastActivity = time.Now()
+	return nil
+}
+
+// exit ends a request.
+func (s *Session) exit() {
+	m := s.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.inFlight--
+	s.lastActivity = time.Now()
+	if s.inFlight > 0 {
+		return
+	}
+	if s.idle != nil {
+		close(s.idle)
+		s.idle = nil
+	}
+	if s.state == Active {
+		s.armLocked()
+	}
+}
+
+// beginEndLocked makes the session refuse new work. Only the first end counts.
+func (s *Session) beginEndLocked(why *fault.Error) {
+	if s.state == Draining || s.state == Closed {
+		return
+	}
+	s.state = Draining
+	s.cause = why
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}
+
+// finishEnd is the one teardown path (N4): wait for calls unless force, cancel what
+// is left, release in reverse order, forget. The first caller does it; others wait
+// for it.
+func (s *Session) finishEnd(ctx context.Context, force bool) {
+	m := s.m
+	m.mu.Lock()
+	if s.ending {
+		m.mu.Unlock()
+		<-s.ended
+		return
+	}
+	s.ending = true
+	var idle chan struct{}
+	if !force && s.inFlight > 0 {
+		idle = make(chan struct{})
+		s.idle = idle
+	}
+	m.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+		}
+	}
+	s.cancel(s.cause)
+	m.mu.Lock()
+	clients := s.clients
+	holder, order := s.holder, s.order
+	s.clients, s.holder, s.order, s.bindings = nil, nil, nil, nil
+	for c := range clients {
+		delete(m.clients, c.id)
+	}
+	m.mu.Unlock()
+	for c := range clients {
+		c.end(s.cause)
+	}
+	releaseAll(holder, order, s.cause)
+	m.mu.Lock()
+	s.state = Closed
+	delete(m.sessions, key{s.principal, s.id})
+	m.mu.Unlock()
+	close(s.ended)
+	m.cfg.Log.Info("session closed", "session", s.id, "cause", s.cause)
+}
+
+// removeClient takes a client off the session after its DELETE. A session that
+// nobody named ends with its last client; a named one gives back what it holds and
+// stays known until it expires.
+func (s *Session) removeClient(c *Client) {
+	m := s.m
+	m.mu.Lock()
+	if _, ok := s.clients[c]; !ok {
+		m.mu.Unlock()
+		return
+	}
+	delete(s.clients, c)
+	delete(m.clients, c.id)
+	last := len(s.clients) == 0
+	end := last && s.minted
+	var release func()
+	var bound []*binding
+	switch {
+	case end:
+		s.beginEndLocked(errEnded)
+	case last && s.state == Active && s.inFlight == 0:
+		release = s.sleepLocked()
+		s.armLocked()
+	default:
+		bound = slices.Clone(s.order)
+	}
+	m.mu.Unlock()
+	c.end(errEnded)
+	for _, b := range bound {
+		b.leave(c, errEnded)
+	}
+	if release != nil {
+		release()
+	}
+	if end {
+		s.finishEnd(context.Background(), true)
+	}
+}
