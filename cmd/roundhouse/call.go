@@ -21,7 +21,6 @@ with --json the whole result as the server sent it. A result that the tool marks
 as an error is printed too, and the exit status is 1.`,
 		Example: `  roundhouse call everything echo '{"message": "hello"}'`,
 		Args:    arguments(2, 3, "a server, a tool and, if it needs any, its arguments as a JSON object"),
-		RunE:    nil,
 	}
 	a := remote(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the whole result as JSON")

@@ -213,9 +213,11 @@ func (p *Pool) waitLocked(ctx context.Context, h *Holder, e *entry) error {
 	}
 	p.mu.Lock()
 	e.waiters--
-	if e.owner != nil && err != nil && e.waiters == 0 && len(e.atts) == 0 {
+	switch {
+	case err == nil: // the caller goes on with the entry
+	case e.owner != nil && e.waiters == 0 && len(e.atts) == 0:
 		p.closeLocked(e, ErrReleased) // nobody else can want it (U2)
-	} else {
+	default:
 		p.settleLocked(e)
 	}
 	return err
