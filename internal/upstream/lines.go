@@ -19,12 +19,13 @@ type lineReader struct {
 
 	buf        []byte
 	head, tail int  // what of buf is read and no complete line yet
-	begun      bool // whether the first line is behind
+	begun      bool // whether a byte order mark was looked for
 
 	unterminated bool // whether the line at hand is the last, without a line end
 
 	over     *wire.IDScanner // while a line over the limit is skipped, else nil
 	overSize int64           // of that line so far
+	overCR   bool            // whether the last byte of it so far is a CR
 }
 
 var bom = []byte("\xef\xbb\xbf")
@@ -54,6 +55,13 @@ func (r *lineReader) space() []byte {
 func (r *lineReader) add(n int) {
 	from := r.tail
 	r.tail += n
+	if !r.begun && r.tail-r.head >= len(bom) {
+		r.begun = true
+		if bytes.HasPrefix(r.buf[r.head:r.tail], bom) {
+			r.head += len(bom)
+			from = r.head
+		}
+	}
 	for {
 		i := bytes.IndexByte(r.buf[from:r.tail], '\n')
 		if i < 0 {
@@ -91,10 +99,7 @@ func (r *lineReader) end() {
 
 // line takes a line, or the end of one that is too long.
 func (r *lineReader) line(line []byte) {
-	if !r.begun {
-		r.begun = true
-		line = bytes.TrimPrefix(line, bom)
-	}
+	r.begun = true
 	if r.over == nil {
 		line = bytes.TrimSuffix(line, []byte("\r"))
 		if len(line) <= r.max {
@@ -103,6 +108,9 @@ func (r *lineReader) line(line []byte) {
 		}
 	}
 	r.skip(line)
+	if r.overCR {
+		r.overSize--
+	}
 	r.handler.Oversize(r.over.ID(), r.over.Kind(), r.overSize)
 	r.over, r.overSize = nil, 0
 }
@@ -112,7 +120,10 @@ func (r *lineReader) skip(piece []byte) {
 	r.overSize += int64(len(piece))
 	if r.over == nil {
 		r.over = new(wire.IDScanner)
-		piece = piece[max(embedded(piece), 0):]
+		piece = piece[max(embedded(piece[:r.max]), 0):]
+	}
+	if len(piece) > 0 {
+		r.overCR = piece[len(piece)-1] == '\r'
 	}
 	r.over.Write(piece)
 }

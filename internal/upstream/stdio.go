@@ -405,11 +405,11 @@ func (s *Stdio) read(h Handler) error {
 		}
 		start := time.Now()
 		n, err := s.config.Out.Read(lines.space())
-		lines.add(n)
 		if draining {
 			waited += time.Since(start)
 			drained += n
 		}
+		lines.add(n)
 		switch {
 		case err == nil && waited < s.config.DrainWait && drained < drainBytes:
 		case !draining && errors.Is(err, os.ErrDeadlineExceeded) && isClosed(s.lost):

@@ -1,5 +1,7 @@
 package wire
 
+import "bytes"
+
 // maxScannedID is how long an id that an IDScanner finds may be, in bytes as spelled.
 const maxScannedID = 256
 
@@ -40,11 +42,8 @@ const (
 // Write reads the next piece of the line.
 func (s *IDScanner) Write(p []byte) {
 	for i := 0; i < len(p) && s.part != afterObject; i++ {
-		if s.inside && !s.escape && s.part == inOther {
-			for i < len(p) && p[i] != '"' && p[i] != '\\' {
-				i++
-			}
-			if i == len(p) {
+		if s.inside && s.part == inOther {
+			if i += s.skipInside(p[i:]); i == len(p) {
 				return
 			}
 		}
@@ -109,6 +108,23 @@ func (s *IDScanner) read(c byte) {
 			s.depth--
 		}
 	}
+}
+
+// skipInside returns the length of what comes before the next quote in a string of
+// which nothing is kept. The quote ends the string unless an odd number of backslashes
+// stands before it.
+func (s *IDScanner) skipInside(p []byte) int {
+	n := bytes.IndexByte(p, '"')
+	if n < 0 {
+		n = len(p)
+	}
+	run := 0
+	for run < n && p[n-1-run] == '\\' {
+		run++
+	}
+	// If there are only backslashes, one may have come before this piece.
+	s.escape = (run%2 == 1) != (run == n && s.escape)
+	return n
 }
 
 func (s *IDScanner) readInside(c byte) {
