@@ -254,7 +254,7 @@ func (s *stream) read(w http.ResponseWriter, r *http.Request, replay []event, pr
 	g := s.t.g
 	out := sse.NewWriter(w, g.cfg.WriteDeadline)
 	if prime {
-		out.Event(s.t.eventID(s.number, 0))
+		out.Event(s.t.eventID(s.number, s.nextSeq()))
 	}
 	for _, e := range replay {
 		out.Event(s.t.eventID(e.stream, e.seq), e.p[:]...)
@@ -280,6 +280,15 @@ func (s *stream) read(w http.ResponseWriter, r *http.Request, replay []event, pr
 			return
 		}
 	}
+}
+
+// nextSeq takes a number for an event without a frame. Each has a new one: clients
+// that see the same id again think that the stream makes no progress.
+func (s *stream) nextSeq() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seq++
+	return s.seq
 }
 
 // pass hands what waits to the reader, with ids under which it can be replayed.

@@ -202,6 +202,10 @@ func (t *transport) listen(w http.ResponseWriter, r *http.Request, last eventID)
 		rest.read(w, r, replay, false)
 	case s != nil:
 		s.read(w, r, replay, false)
+	case last.stream != 0:
+		// The POST has been answered, or its call cancelled, and nothing is kept of it.
+		// 405 tells official clients to let it be; the standing stream stays as it is.
+		fail(w, http.StatusMethodNotAllowed, nil, fault.New(fault.BadRequest, "nothing is left of the stream that the Last-Event-ID names; open a stream without it"))
 	default:
 		t.standing.read(w, r, replay, t.primes())
 	}

@@ -238,8 +238,8 @@ func TestMissingCommandIsNotExist(t *testing.T) {
 	}
 }
 
-// BenchmarkStart measures a start until the first answer; BenchmarkPlainStart is
-// the same without a reaper.
+// BenchmarkStart measures a start until the first answer and a close, and the
+// memory of a reaper; BenchmarkPlainStart is the same without a reaper.
 func BenchmarkStart(b *testing.B) {
 	m, err := NewManager(Config{})
 	if err != nil {
@@ -251,6 +251,11 @@ func BenchmarkStart(b *testing.B) {
 			b.Fatal(err)
 		}
 		echo(b, p.Stdin(), p.Stdout())
+		b.StopTimer()
+		for name, kilobytes := range memory(b, p.tree.reaper.Pid) {
+			b.ReportMetric(kilobytes, name+"-kB")
+		}
+		b.StartTimer()
 		if r := p.Close(b.Context()); r.Err != nil {
 			b.Fatal(r.Err)
 		}
@@ -271,6 +276,27 @@ func BenchmarkPlainStart(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// memory returns what of a process is resident, and what of that is its own.
+func memory(b *testing.B, pid int) map[string]float64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	out := map[string]float64{}
+	for line := range strings.Lines(string(text)) {
+		var kilobytes float64
+		for prefix, name := range map[string]string{"Rss:": "resident", "Private_Dirty:": "private"} {
+			if rest, ok := strings.CutPrefix(line, prefix); ok {
+				if _, err := fmt.Sscan(rest, &kilobytes); err != nil {
+					b.Fatal(err)
+				}
+				out[name] = kilobytes
+			}
+		}
+	}
+	return out
 }
 
 func echo(b *testing.B, in io.Writer, out io.Reader) {
