@@ -1,6 +1,7 @@
 package process
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"os"
@@ -167,17 +168,8 @@ func TestTermComesOnce(t *testing.T) {
 	s := f.spec(`member='` + member + `'; sh -c "$member" group & setsid sh -c "$member" session & wait; wait; wait`)
 	s.TermWait = 500 * time.Millisecond
 	p := f.start(s)
-	eventually(t, "both members", func() bool {
-		n := 0
-		for _, d := range p.Descendants() {
-			if d.Name == "sh" {
-				n++
-			}
-		}
-		return n == 3
-	})
-	f.line(p)
-	time.Sleep(100 * time.Millisecond) // The other one sets its trap.
+	for in, n := bufio.NewScanner(p.Stdout()), 0; n < 2 && in.Scan(); n++ {
+	}
 	p.Close(t.Context())
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -228,24 +220,36 @@ func TestCloseHurries(t *testing.T) {
 	}
 }
 
-// P1: when its reaper is killed, the daemon sees it and ends what is left, even what
-// has lost both session and parent.
+// P1: when its reaper is killed, the daemon sees it and ends what is left: what has
+// lost both session and parent, and what has lost its marker.
 func TestKilledReaperLeavesNothing(t *testing.T) {
-	f := newFixture(t)
-	p := f.start(f.spec(`setsid sh -c 'trap "" TERM HUP; echo ready; sleep 600' & exec cat`))
-	f.line(p)
-	kill(t, p.tree.reaper.Pid, unix.SIGKILL)
-	within(t, p.Exited(), "exit")
-	within(t, p.Gone(), "gone")
-	if p.ExitStatus() == "" {
-		t.Error("no exit status")
-	}
-	r := p.Close(t.Context())
-	if r.Err == nil || r.Alive != 0 {
-		t.Errorf("report %+v", r)
-	}
-	if !strings.Contains(f.log.String(), "reaper of a server ended unexpectedly") {
-		t.Errorf("log %q", f.log)
+	for name, script := range map[string]string{
+		"other session":     `setsid sh -c 'trap "" TERM HUP; echo $$; sleep 600' & exec cat`,
+		"other environment": `env -i sh -c 'trap "" TERM HUP; echo $$; sleep 600' & exec cat`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			p := f.start(f.spec(script))
+			pid, err := strconv.Atoi(f.line(p))
+			if err != nil {
+				t.Fatal(err)
+			}
+			kill(t, p.tree.reaper.Pid, unix.SIGKILL)
+			within(t, p.Exited(), "exit")
+			within(t, p.Gone(), "gone")
+			if !dead(pid) {
+				t.Error("the grandchild lives")
+			}
+			if p.ExitStatus() == "" {
+				t.Error("no exit status")
+			}
+			if r := p.Close(t.Context()); r.Err == nil || r.Alive != 0 {
+				t.Errorf("report %+v", r)
+			}
+			if !strings.Contains(f.log.String(), "reaper of a server ended unexpectedly") {
+				t.Errorf("log %q", f.log)
+			}
+		})
 	}
 }
 

@@ -51,7 +51,7 @@ func daemonMain() {
 	select {}
 }
 
-// bench is one test's manager and the tag of its processes.
+// fixture is one test's manager and the tag of its processes.
 type fixture struct {
 	*testing.T
 	m   *Manager

@@ -267,7 +267,7 @@ func sweep(servers map[string]string, log *slog.Logger) (swept []string, alive i
 			}
 		}
 		return list, err
-	}, sweepTermWait, sweepKillWait)
+	}, nil, sweepTermWait, sweepKillWait)
 	// A reaper ends with its tree. One that still lives cannot run.
 	t, err := readTable()
 	for _, e := range t {

@@ -238,11 +238,7 @@ func (m *Manager) start(ctx context.Context, s Spec) (_ *Process, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make pipes: %w", err)
 	}
-	gone := func() {
-		m.journal.clear(p.slot)
-		m.forget(p)
-	}
-	p.tree, err = startTree(ctx, m, l, child, gone)
+	p.tree, err = startTree(ctx, m, l, child)
 	child.close()
 	if err != nil {
 		return nil, err
@@ -253,6 +249,11 @@ func (m *Manager) start(ctx context.Context, s Spec) (_ *Process, err error) {
 		// The marker, which is what proves ownership, is in the journal already.
 		m.log.Warn("cannot add a pid to the process journal", "server", s.Server, "pid", p.tree.pid, "err", err)
 	}
+	// The watch gives the slot up, so it must not begin before the slot is complete.
+	go p.tree.watch(func() {
+		m.journal.clear(p.slot)
+		m.forget(p)
+	})
 	go p.drainStderr()
 	return p, nil
 }

@@ -55,14 +55,14 @@ func signalEntry(e entry, sig syscall.Signal) error {
 	return p.Signal(sig)
 }
 
-// finish ends processes that are not our children: TERM, unless term is less
-// than 1, then KILL until find returns none or kill has passed. What find returned
-// last counts as alive.
-func finish(find func() ([]entry, error), term, kill time.Duration) outcome {
+// finish ends processes that are not our children: TERM, then KILL until find
+// returns none or kill has passed. TERM is left out if term is less than 1, and
+// its wait is over when hurry is closed. What find returned last counts as alive.
+func finish(find func() ([]entry, error), hurry <-chan struct{}, term, kill time.Duration) outcome {
 	o := outcome{stage: "eof"}
 	var count tally
 	// until is one step of the ladder; it reports whether nothing is left.
-	until := func(stage string, sig syscall.Signal, wait time.Duration) bool {
+	until := func(stage string, sig syscall.Signal, wait time.Duration, hurry <-chan struct{}) bool {
 		deadline := time.Now().Add(wait)
 		for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 			var list []entry
@@ -81,11 +81,15 @@ func finish(find func() ([]entry, error), term, kill time.Duration) outcome {
 					count.send(e, sig)
 				}
 			}
-			time.Sleep(pause)
+			select {
+			case <-time.After(pause):
+			case <-hurry:
+				return false
+			}
 		}
 	}
-	if term < 1 || !until("term", syscall.SIGTERM, term) {
-		until("kill", syscall.SIGKILL, kill)
+	if term < 1 || !until("term", syscall.SIGTERM, term, hurry) {
+		until("kill", syscall.SIGKILL, kill, nil)
 	}
 	o.found, o.signalled = count.found, count.signalled
 	return o

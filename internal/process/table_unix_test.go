@@ -5,6 +5,7 @@ package process
 import (
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -75,6 +76,25 @@ func TestSignalChecksTheStart(t *testing.T) {
 	var c tally
 	c.send(e, 9) // We would not survive it.
 	if c.found != 0 || c.signalled != 0 {
+		t.Errorf("tally %+v", c)
+	}
+}
+
+// P2: the counts tell what could not be signalled, once for each process, and do not
+// count what ended by itself.
+func TestTallyCountsProcessesOnce(t *testing.T) {
+	var c tally
+	a, b := entry{pid: 1, start: 1}, entry{pid: 1, start: 2}
+	c.count(a, syscall.EPERM)
+	c.count(a, syscall.EPERM)
+	if c.found != 1 || c.signalled != 0 {
+		t.Errorf("refused: %+v", c)
+	}
+	c.count(a, nil)
+	c.count(a, nil)
+	c.count(b, syscall.ESRCH)
+	c.count(b, os.ErrProcessDone)
+	if c.found != 1 || c.signalled != 1 {
 		t.Errorf("tally %+v", c)
 	}
 }

@@ -19,42 +19,42 @@ type tree struct {
 	pid    int
 	start  uint64
 	leader *os.Process
+	queue  int // of kernel events; closed by watch
 
 	exited chan struct{} // closed when the server has ended
 	status string        // written by watch before exited is closed
 	gone   chan struct{} // closed by watch when nothing lives and the leader is reaped
 }
 
-// startTree starts the server. onGone is called once, before gone is closed, if
-// the start succeeds.
-func startTree(_ context.Context, _ *Manager, l launch, child stdio, onGone func()) (*tree, error) {
+// startTree starts the server. If it succeeds, watch must be started.
+func startTree(_ context.Context, _ *Manager, l launch, child stdio) (*tree, error) {
 	t := &tree{marker: l.marker, waits: l.waits, exited: make(chan struct{}), gone: make(chan struct{})}
-	queue, err := unix.Kqueue()
-	if err != nil {
+	var err error
+	if t.queue, err = unix.Kqueue(); err != nil {
 		return nil, fmt.Errorf("make event queue: %w", err)
 	}
-	unix.CloseOnExec(queue)
+	unix.CloseOnExec(t.queue)
 	t.leader, err = os.StartProcess(l.path, l.argv, &os.ProcAttr{
 		Dir: l.dir, Env: l.env, Files: []*os.File{child.in, child.out, child.err},
 		Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		unix.Close(queue)
+		unix.Close(t.queue)
 		return nil, err
 	}
 	t.pid = t.leader.Pid
 	if e, err := readEntry(t.pid); err == nil {
 		t.start = e.start
 	}
-	go t.watch(queue, onGone)
 	return t, nil
 }
 
-// watch waits for the end of the leader and then of everything else. The leader
-// is reaped last, so that the number of its session stays its own.
-func (t *tree) watch(queue int, onGone func()) {
-	t.status = t.awaitExit(queue)
-	unix.Close(queue)
+// watch waits for the end of the leader and then of everything else, and calls
+// onGone. The leader is reaped last, so that the number of its session stays its
+// own.
+func (t *tree) watch(onGone func()) {
+	t.status = t.awaitExit()
+	unix.Close(t.queue)
 	close(t.exited)
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		if list, err := t.survivors(); err == nil && len(list) == 0 {
@@ -69,14 +69,14 @@ func (t *tree) watch(queue int, onGone func()) {
 
 // awaitExit waits until the leader has ended, without reaping it, and returns its
 // status.
-func (t *tree) awaitExit(queue int) string {
+func (t *tree) awaitExit() string {
 	change := unix.Kevent_t{
 		Ident: uint64(t.pid), Filter: unix.EVFILT_PROC, Flags: unix.EV_ADD | unix.EV_ONESHOT,
 		Fflags: unix.NOTE_EXIT | unix.NOTE_EXITSTATUS,
 	}
 	events := make([]unix.Kevent_t, 1)
 	for {
-		n, err := unix.Kevent(queue, []unix.Kevent_t{change}, events, nil)
+		n, err := unix.Kevent(t.queue, []unix.Kevent_t{change}, events, nil)
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -98,20 +98,14 @@ func (t *tree) survivors() ([]entry, error) {
 
 // end runs the ladder, whose stdin step the caller has taken.
 func (t *tree) end(hurry <-chan struct{}) outcome {
-	if !t.await(t.waits.eof, hurry) {
-		term := t.waits.term
-		select {
-		case <-hurry:
-			term = 0
-		default:
-		}
-		o := finish(t.survivors, term, t.waits.kill)
-		if o.alive == 0 {
-			t.await(slack, nil)
-		}
-		return o
+	if t.await(t.waits.eof, hurry) {
+		return outcome{stage: "eof"}
 	}
-	return outcome{stage: "eof"}
+	o := finish(t.survivors, hurry, t.waits.term, t.waits.kill)
+	if o.alive == 0 {
+		t.await(slack, nil) // The watch sees it a moment later.
+	}
+	return o
 }
 
 // await waits until the tree is gone, d has passed or hurry is closed.

@@ -51,9 +51,9 @@ type tree struct {
 	gone    chan struct{} // closed by watch when nothing lives and the reaper is reaped
 }
 
-// startTree starts a reaper and has it start the server. onGone is called once,
-// before gone is closed, if the start succeeds.
-func startTree(ctx context.Context, m *Manager, l launch, child stdio, onGone func()) (*tree, error) {
+// startTree starts a reaper and has it start the server. If it succeeds, watch
+// must be started.
+func startTree(ctx context.Context, m *Manager, l launch, child stdio) (*tree, error) {
 	t := &tree{
 		server: l.server, marker: l.marker, log: m.log, waits: l.waits,
 		exited: make(chan struct{}), verdict: make(chan outcome, 1), gone: make(chan struct{}),
@@ -72,7 +72,6 @@ func startTree(ctx context.Context, m *Manager, l launch, child stdio, onGone fu
 		t.abort()
 		return nil, err
 	}
-	go t.watch(onGone)
 	return t, nil
 }
 
@@ -143,11 +142,12 @@ func (t *tree) takeOver() outcome {
 	for unix.Waitid(unix.P_PID, t.reaper.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 	markers := map[string]bool{t.marker: true}
-	return finish(func() ([]entry, error) { return survivors(markers, t.reaper.Pid) }, 0, t.waits.kill)
+	return finish(func() ([]entry, error) { return survivors(markers, t.reaper.Pid) }, nil, 0, t.waits.kill)
 }
 
-// watch follows the reaper to the end of the tree. It is the only goroutine of a
-// tree; end waits for it, unless something cannot be killed: then it lasts as long as that.
+// watch follows the reaper to the end of the tree and then calls onGone. It is the
+// only goroutine of a tree; end waits for it, unless something cannot be killed:
+// then it lasts as long as that.
 func (t *tree) watch(onGone func()) {
 	if !t.follow() {
 		t.log.Warn("the reaper of a server ended unexpectedly; killing what it left", "server", t.server, "pid", t.pid)

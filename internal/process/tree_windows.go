@@ -31,9 +31,8 @@ type tree struct {
 	gone   chan struct{} // closed by watch when nothing lives
 }
 
-// startTree starts the server in a new job. onGone is called once, before gone is
-// closed, if the start succeeds.
-func startTree(_ context.Context, _ *Manager, l launch, child stdio, onGone func()) (*tree, error) {
+// startTree starts the server in a new job. If it succeeds, watch must be started.
+func startTree(_ context.Context, _ *Manager, l launch, child stdio) (*tree, error) {
 	t := &tree{waits: l.waits, exited: make(chan struct{}), gone: make(chan struct{})}
 	var err error
 	if t.job, err = newJob(); err != nil {
@@ -56,7 +55,6 @@ func startTree(_ context.Context, _ *Manager, l launch, child stdio, onGone func
 		windows.CloseHandle(t.job)
 		return nil, err
 	}
-	go t.watch(onGone)
 	return t, nil
 }
 
@@ -116,7 +114,7 @@ func resume(pid uint32) error {
 	return errors.New("resume process: it has no thread")
 }
 
-// watch waits for the end of the leader and then of the job.
+// watch waits for the end of the leader and then of the job, and calls onGone.
 func (t *tree) watch(onGone func()) {
 	state, err := t.leader.Wait()
 	if err != nil {
