@@ -79,7 +79,7 @@ func (g *Gateway) Register(f *front.Front) {
 // oldTransport answers clients of the HTTP+SSE transport of 2024-11-05, which is
 // not served (H1).
 func oldTransport(w http.ResponseWriter, _ *http.Request, _ front.Caller) {
-	w.Header().Set("Allow", "")
+	w.Header().Set("Allow", http.MethodPost)
 	front.WriteRPCError(w, http.StatusMethodNotAllowed, nil,
 		fault.New(fault.BadRequest, "the HTTP+SSE transport of 2024-11-05 is not served; point the client to /mcp or /mcp/{server} and use Streamable HTTP"))
 }
@@ -134,7 +134,15 @@ func fail(w http.ResponseWriter, status int, id []byte, err error) {
 // client finds the client of a request by its Mcp-Session-Id (H3), and checks what
 // else the request says of it.
 func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Caller) *session.Client {
+	if err := g.cfg.Sessions.Serves(r.PathValue("server")); err != nil {
+		fail(w, 0, nil, err)
+		return nil
+	}
 	ids := r.Header.Values(sessionHeader)
+	if len(ids) == 0 && r.Method == http.MethodGet {
+		oldTransport(w, r, caller)
+		return nil
+	}
 	if len(ids) != 1 || ids[0] == "" {
 		fail(w, http.StatusBadRequest, nil, fault.New(fault.BadRequest, "the request needs one %s header; it is in the answer to initialize", sessionHeader))
 		return nil

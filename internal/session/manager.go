@@ -101,6 +101,15 @@ func (m *Manager) server(name string) (*config.Server, error) {
 	return s, nil
 }
 
+// Serves returns nil if there is a usable server of that name, or for "", the aggregate.
+func (m *Manager) Serves(scope string) error {
+	if scope == "" {
+		return nil
+	}
+	_, err := m.server(scope)
+	return err
+}
+
 // Client finds a client by its id, for its principal and scope only; the error for
 // another's client is the one for none (N2).
 func (m *Manager) Client(principal, scope, id string) (*Client, error) {

@@ -195,7 +195,6 @@ func own(f wire.Frame) wire.Frame {
 	if len(f.Raw) <= readBytes {
 		f.Raw = bytes.Clone(f.Raw)
 	}
-	f.Raw = slices.Clip(f.Raw)
 	return f
 }
 

@@ -163,6 +163,21 @@ func TestLineOverTheLimitFailsItsCallAlone(t *testing.T) {
 	}
 }
 
+// P7: while a line over the limit is skipped, its bytes are not held.
+func TestLineOverTheLimitIsNotHeld(t *testing.T) {
+	r := lineReader{handler: &recorder{}, max: 4 * readBytes}
+	for range 100 {
+		space := r.space()
+		for i := range space {
+			space[i] = 'x'
+		}
+		r.add(len(space))
+	}
+	if r.over == nil || len(r.buf) > readBytes {
+		t.Errorf("a buffer of %d bytes is held", len(r.buf))
+	}
+}
+
 // P7: 64 MiB by default, and not one byte of it is lost.
 func TestLineOfTheDefaultLimit(t *testing.T) {
 	const head, end = `{"jsonrpc":"2.0","id":1,"result":"`, `"}`

@@ -153,6 +153,29 @@ func TestSentTellsWhatMayHaveLeft(t *testing.T) {
 	})
 }
 
+// R5: what waits behind a write when the process ends is not written, also if a
+// descendant reads on.
+func TestNothingIsSentAfterTheProcessEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := newFakeInput(make(chan struct{}))
+		exited := make(chan struct{})
+		r := start(t, StdioConfig{In: in, Exited: exited}, &recorder{})
+		first, second := NewMessage([]byte("first")), NewMessage([]byte("second"))
+		for _, m := range []*Message{first, second} {
+			if err := r.Send(t.Context(), m); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		close(exited)
+		synctest.Wait()
+		in.pass <- struct{}{}
+		if err := <-r.result; err != ErrExited || !first.Sent() || second.Sent() {
+			t.Errorf("Run gives %v; sent: %v, %v", err, first.Sent(), second.Sent())
+		}
+	})
+}
+
 func TestSendWaitsOnlyWhileTheQueueIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		in := newFakeInput(make(chan struct{}))
@@ -239,6 +262,26 @@ func TestExitEndsTheLinkAfterWhatIsInThePipe(t *testing.T) {
 		}
 		if err := r.Send(t.Context(), NewMessage([]byte("{}"))); err != ErrClosed {
 			t.Errorf("Send gives %v", err)
+		}
+	})
+}
+
+// R2: DrainWait bounds the waiting in all, not each read.
+func TestLateOutputDoesNotExtendTheDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		exited := make(chan struct{})
+		r := start(t, StdioConfig{In: newFakeInput(nil), Exited: exited}, &recorder{})
+		close(exited)
+		begin := time.Now()
+		for range 2 { // The read that the exit finds under way has a limit of its own.
+			time.Sleep(defaultDrainWait - time.Millisecond)
+			r.say(t, one+"\n")
+		}
+		if err := <-r.result; err != ErrExited || len(r.seen()) != 2 {
+			t.Errorf("Run gives %v and %q", err, r.seen())
+		}
+		if took := time.Since(begin); took != 2*defaultDrainWait-time.Millisecond {
+			t.Errorf("it took %v", took)
 		}
 	})
 }
