@@ -76,8 +76,9 @@ type Stdio struct {
 	queued   int        // bytes in queue and in the writer's hands
 	closing  bool       // closed is closed
 	stopped  bool       // what is queued is not to be written any more
-	lossErr  error      // set before lost is closed
-	abortErr error      // set before aborted is closed
+	lossErr  error      // set before lost is closed, and constant from then on
+	lostAt   time.Time  // likewise
+	abortErr error      // set before aborted is closed, and constant from then on
 }
 
 type deadliner interface{ SetReadDeadline(time.Time) error }
@@ -262,7 +263,7 @@ func (s *Stdio) lose(err error) {
 		return
 	}
 	s.stopLocked()
-	s.lossErr = err
+	s.lossErr, s.lostAt = err, time.Now()
 	close(s.lost)
 }
 
@@ -393,11 +394,10 @@ func (s *Stdio) limitRead(d time.Duration) {
 // loses nothing that is in the pipe.
 func (s *Stdio) read(h Handler) error {
 	lines := lineReader{handler: h, max: s.config.MaxLine}
-	var waited time.Duration
-	drained := 0
+	var waited time.Duration // for output since the loss
+	drained := 0             // bytes read since then
 	for {
-		draining := isClosed(s.lost)
-		if draining && s.deadline != nil {
+		if isClosed(s.lost) && s.deadline != nil {
 			s.limitRead(s.config.DrainWait - waited)
 		}
 		if isClosed(s.aborted) { // To be looked at after the deadline was set, see watch.
@@ -405,24 +405,28 @@ func (s *Stdio) read(h Handler) error {
 		}
 		start := time.Now()
 		n, err := s.config.Out.Read(lines.space())
-		if draining {
+		if isClosed(s.lost) {
+			if start.Before(s.lostAt) {
+				start = s.lostAt
+			}
 			waited += time.Since(start)
 			drained += n
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				err = nil // It may have passed while the handler was busy; waited knows better.
+			}
 		}
 		lines.add(n)
-		switch {
-		case err == nil && waited < s.config.DrainWait && drained < drainBytes:
-		case !draining && errors.Is(err, os.ErrDeadlineExceeded) && isClosed(s.lost):
-			// The deadline passed while the handler was busy: what is in the pipe is due.
-		case isClosed(s.aborted):
-			return nil
-		default:
-			lines.end()
-			if err == nil || errors.Is(err, io.EOF) {
-				return io.EOF
-			}
-			return fmt.Errorf("read the server's stdout: %w", err)
+		if err == nil && waited < s.config.DrainWait && drained < drainBytes {
+			continue
 		}
+		if isClosed(s.aborted) {
+			return nil
+		}
+		lines.end()
+		if err == nil || errors.Is(err, io.EOF) {
+			return io.EOF
+		}
+		return fmt.Errorf("read the server's stdout: %w", err)
 	}
 }
 
