@@ -224,6 +224,32 @@ func TestSendWaitsOnlyWhileTheQueueIsFull(t *testing.T) {
 	})
 }
 
+// A Handler's own answers never wait for a server that waits for us.
+func TestPostNeverWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in := newFakeInput(make(chan struct{}))
+		r := start(t, StdioConfig{In: in, QueueBytes: 4}, &recorder{})
+		posted := 0
+		for range 10 {
+			if r.Post(NewMessage([]byte("xxx"))) {
+				posted++
+			}
+		}
+		if posted != 3 || r.Post(NewMessage([]byte("\n"))) {
+			t.Errorf("%d messages were queued", posted)
+		}
+		for len(in.seen()) == 0 || strings.Count(strings.Join(in.seen(), ""), "xxx") < posted {
+			in.pass <- struct{}{}
+			synctest.Wait()
+		}
+		r.Abort(errTest)
+		<-r.result
+		if r.Post(NewMessage([]byte("xxx"))) {
+			t.Error("a message was queued after the end")
+		}
+	})
+}
+
 func TestSendRefusesWhatWouldBreakTheFraming(t *testing.T) {
 	s := NewStdio(StdioConfig{In: newFakeInput(nil), Out: strings.NewReader("")})
 	if err := s.Send(t.Context(), NewMessage([]byte("{}\n{}"))); err == nil || errors.Is(err, ErrClosed) {

@@ -36,8 +36,8 @@ func (m *Message) Sent() bool { return m.sent.Load() }
 
 // Handler takes what a server sends. Its methods are called one at a time, in the
 // order of the server's output, by the goroutine in Run. Nothing is read while one
-// runs, so they must not wait for anything that needs the server to go on, as a Send
-// without a deadline does when the queue is full.
+// runs, so they must not wait for anything that needs the server to go on, as Send does
+// when the queue is full; Post does not.
 type Handler interface {
 	// Frame takes a frame. The receiver owns its Raw.
 	//
