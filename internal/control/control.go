@@ -43,7 +43,9 @@ func (c *Control) SetReady(ready bool) { c.ready.Store(ready) }
 
 // Register adds the routes.
 func (c *Control) Register(f *front.Front) {
-	f.HandleOpen("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { front.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok"}) })
+	f.HandleOpen("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		front.WriteJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	})
 	f.HandleOpen("GET /readyz", c.readyz)
 	f.Handle("GET /api/v1/status", c.status)
 	f.Handle("GET /api/v1/servers", c.servers)
@@ -123,14 +125,14 @@ type Server struct {
 	Connections    []pool.Info      `json:"connections"`
 }
 
-func (c *Control) describe(s *config.Server, all []pool.Info, caller front.Caller) Server {
+func describe(s *config.Server, all []pool.Info) Server {
 	v := Server{
 		Name: s.Name, Transport: s.Transport, Sharing: s.Sharing, Interactive: string(s.Interactive), Description: s.Description,
 		Status: "idle", DisabledReason: s.DisabledReason, Connections: []pool.Info{},
 	}
 	for _, i := range all {
 		if i.Server == s.Name {
-			v.Connections = append(v.Connections, shown(i, caller, c.mine(caller)))
+			v.Connections = append(v.Connections, i)
 			v.Status = better(v.Status, i.State)
 		}
 	}
@@ -155,29 +157,33 @@ func better(old string, s pool.State) string {
 	return rank[max(slices.Index(rank, old), slices.Index(rank, now))]
 }
 
-// mine are the session ids that a caller may see.
-func (c *Control) mine(caller front.Caller) map[string]bool {
-	ids := map[string]bool{}
-	for _, s := range c.cfg.Sessions.List(caller.Principal, caller.Admin) {
-		ids[s.ID] = true
-	}
-	return ids
-}
-
-// shown leaves other principals' session ids out: to them they are unknown (N2).
-func shown(i pool.Info, caller front.Caller, mine map[string]bool) pool.Info {
+// snapshot lists the pool's connections as a caller may see them: without the ids of
+// other principals' sessions, which are unknown to him (N2). Two principals may have
+// sessions of the same id, so what a session of his is attached to decides.
+func (c *Control) snapshot(caller front.Caller) []pool.Info {
+	all := c.cfg.Pool.Snapshot()
 	if caller.Admin {
-		return i
+		return all
 	}
-	i.Sessions = slices.DeleteFunc(slices.Clone(i.Sessions), func(id string) bool { return !mine[id] })
-	return i
+	type use struct{ connection, session string }
+	mine := map[use]bool{}
+	for _, s := range c.cfg.Sessions.List(caller.Principal, false) {
+		for _, id := range s.Connections {
+			mine[use{id, s.ID}] = true
+		}
+	}
+	for i := range all {
+		theirs := func(session string) bool { return !mine[use{all[i].ID, session}] }
+		all[i].Sessions = slices.Compact(slices.DeleteFunc(all[i].Sessions, theirs))
+	}
+	return all
 }
 
 func (c *Control) servers(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
-	all := c.cfg.Pool.Snapshot()
+	all := c.snapshot(caller)
 	list := make([]Server, 0, len(c.cfg.Config.Servers))
 	for _, s := range c.cfg.Config.Servers {
-		list = append(list, c.describe(s, all, caller))
+		list = append(list, describe(s, all))
 	}
 	front.WriteJSON(w, http.StatusOK, map[string]any{"servers": list})
 }
@@ -203,7 +209,7 @@ func (c *Control) server(w http.ResponseWriter, r *http.Request, caller front.Ca
 		front.WriteError(w, err)
 		return
 	}
-	front.WriteJSON(w, http.StatusOK, c.describe(s, c.cfg.Pool.Snapshot(), caller))
+	front.WriteJSON(w, http.StatusOK, describe(s, c.snapshot(caller)))
 }
 
 var errAdmin = fault.New(fault.Forbidden, "this concerns every principal's sessions and needs a token with \"admin\": true")
@@ -220,6 +226,9 @@ func (c *Control) restart(w http.ResponseWriter, r *http.Request, caller front.C
 	s, err := c.find(r)
 	if err == nil && !caller.Admin {
 		err = errAdmin
+	}
+	if q := r.URL.Query().Get("entry"); q != "" && q != "*" && err == nil {
+		err = fault.New(fault.BadRequest, "entry must be *: all connections of a server restart together")
 	}
 	if err != nil {
 		front.WriteError(w, err)
@@ -265,12 +274,7 @@ func (c *Control) logs(w http.ResponseWriter, r *http.Request, caller front.Call
 }
 
 func (c *Control) connections(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
-	mine := c.mine(caller)
-	list := []pool.Info{}
-	for _, i := range c.cfg.Pool.Snapshot() {
-		list = append(list, shown(i, caller, mine))
-	}
-	front.WriteJSON(w, http.StatusOK, map[string]any{"connections": list})
+	front.WriteJSON(w, http.StatusOK, map[string]any{"connections": c.snapshot(caller)})
 }
 
 func (c *Control) sessions(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
@@ -281,8 +285,45 @@ func (c *Control) sessions(w http.ResponseWriter, _ *http.Request, caller front.
 	front.WriteJSON(w, http.StatusOK, map[string]any{"sessions": list})
 }
 
+// owner returns whose session the path names. That is the caller's own one, or for
+// an admin the only one of that id, or that of ?principal=.
+func (c *Control) owner(r *http.Request, caller front.Caller) (string, error) {
+	if p := r.URL.Query().Get("principal"); p != "" {
+		if p != caller.Principal && !caller.Admin {
+			return "", errAdmin
+		}
+		return p, nil
+	}
+	if !caller.Admin {
+		return caller.Principal, nil
+	}
+	var others []string
+	for _, s := range c.cfg.Sessions.List(caller.Principal, true) {
+		switch {
+		case s.ID != r.PathValue("id"):
+		case s.Principal == caller.Principal:
+			return caller.Principal, nil
+		default:
+			others = append(others, s.Principal)
+		}
+	}
+	switch len(others) {
+	case 0:
+		return caller.Principal, nil
+	case 1:
+		return others[0], nil
+	}
+	slices.Sort(others)
+	return "", fault.New(fault.BadRequest, "several principals have a session of this id; choose with ?principal= one of %s", strings.Join(others, ", "))
+}
+
 func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	info, err := c.cfg.Sessions.Get(caller.Principal, caller.Admin, r.PathValue("id"))
+	principal, err := c.owner(r, caller)
+	if err != nil {
+		front.WriteError(w, err)
+		return
+	}
+	info, err := c.cfg.Sessions.Get(principal, false, r.PathValue("id"))
 	if err != nil {
 		front.WriteError(w, err)
 		return
@@ -293,17 +334,20 @@ func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.C
 // endSession ends a session and answers when it has ended.
 func (c *Control) endSession(w http.ResponseWriter, r *http.Request, caller front.Caller) {
 	force := false
-	if q := r.URL.Query().Get("force"); q != "" {
-		var err error
+	principal, err := c.owner(r, caller)
+	if q := r.URL.Query().Get("force"); q != "" && err == nil {
 		if force, err = strconv.ParseBool(q); err != nil {
-			front.WriteError(w, fault.New(fault.BadRequest, "force must be true or false"))
-			return
+			err = fault.New(fault.BadRequest, "force must be true or false")
 		}
+	}
+	if err != nil {
+		front.WriteError(w, err)
+		return
 	}
 	// The end goes on when the caller is gone: a session ends once.
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(r.Context()), c.cfg.Grace, errors.New("the grace for calls in flight is over"))
 	defer cancel()
-	if err := c.cfg.Sessions.End(ctx, caller.Principal, caller.Admin, r.PathValue("id"), force); err != nil {
+	if err := c.cfg.Sessions.End(ctx, principal, false, r.PathValue("id"), force); err != nil {
 		front.WriteError(w, err)
 		return
 	}

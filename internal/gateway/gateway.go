@@ -289,12 +289,11 @@ func (g *Gateway) frames(w http.ResponseWriter, r *http.Request, c *session.Clie
 		p, _ := errors.AsType[*wire.ParseFailure](err)
 		out.answer(wire.ErrorReply(p.ID, wire.ErrorObject(p.Code, p.Message)))
 	}
-	g.cfg.Sessions.Go(func() {
+	out.serve(w, r, func() {
 		for _, f := range frames {
 			s.Do(c, f, out)
 		}
-	}, out.abandon)
-	out.serve(w, r)
+	})
 }
 
 // initialize makes a client. A stale session id in the request is ignored: the
@@ -331,7 +330,7 @@ func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller fron
 		h.Set(sessionHeader, hello.ClientID)
 		return http.StatusOK
 	}
-	g.cfg.Sessions.Go(func() {
+	out.serve(w, r, func() {
 		c, answer, err := g.cfg.Sessions.Initialize(r.Context(), hello)
 		if err != nil {
 			e := fault.Of(err)
@@ -341,8 +340,7 @@ func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller fron
 		}
 		t.begin(c)
 		out.Done(answer)
-	}, out.abandon)
-	out.serve(w, r)
+	})
 }
 
 // initializeStatus is the HTTP status of a refused initialize: what concerns the

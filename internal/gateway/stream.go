@@ -121,17 +121,6 @@ func (s *stream) fitLocked(n int) {
 	}
 }
 
-// abandon says that nobody will ever answer: the daemon is going down.
-func (s *stream) abandon() {
-	s.mu.Lock()
-	s.open = 0
-	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
 // take returns what waits and whether the stream has ended with it.
 func (s *stream) take() (items []queued, over bool) {
 	s.mu.Lock()
@@ -142,10 +131,27 @@ func (s *stream) take() (items []queued, over bool) {
 	return items, s.open == 0
 }
 
-// serve answers a POST: as JSON when the answers come alone, as an event stream as
-// soon as something precedes them (H2), and also when they let the client wait, so
-// that comments keep the connection alive (H4).
-func (s *stream) serve(w http.ResponseWriter, r *http.Request) {
+// serve answers a POST. work leads to the answers, and may take its time on the
+// way: if it takes longer than the keep-alive interval the answer begins without
+// waiting for it.
+func (s *stream) serve(w http.ResponseWriter, r *http.Request, work func()) {
+	begun := make(chan struct{})
+	early := time.AfterFunc(s.t.g.cfg.KeepAlive, func() {
+		defer close(begun)
+		s.serveEvents(w, r)
+	})
+	work()
+	if early.Stop() {
+		s.serveAnswers(w, r)
+	} else {
+		<-begun
+	}
+}
+
+// serveAnswers writes JSON when the answers come alone, and an event stream as soon
+// as something precedes them (H2), or when they let the client wait, so that comments
+// keep the connection alive (H4).
+func (s *stream) serveAnswers(w http.ResponseWriter, r *http.Request) {
 	keep := time.NewTimer(s.t.g.cfg.KeepAlive)
 	defer keep.Stop()
 	for {

@@ -70,14 +70,6 @@ func (m *Manager) spawn(f func()) bool {
 	return true
 }
 
-// Go runs f for a request, in a goroutine that Shutdown joins. Once everything has
-// ended it runs instead, at once.
-func (m *Manager) Go(f, instead func()) {
-	if !m.spawn(f) {
-		instead()
-	}
-}
-
 // NewID returns a random id of 128 bits for a client.
 func NewID() string {
 	b := make([]byte, 16)
