@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -46,8 +47,8 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	if b := s.bindings[k]; b != nil {
 		return b, nil
 	}
-	if s.holder == nil {
-		return nil, fault.Of(context.Cause(s.ctx))
+	if s.holder == nil { // it has ended, or it is dormant and this is no request
+		return nil, cmp.Or(s.cause, errEnded)
 	}
 	b := &binding{s: s, server: server, capabilities: capabilities, holder: s.holder, peers: map[*Client]*peer{}}
 	s.bindings[k] = b

@@ -95,7 +95,7 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 	m.mu.Lock()
 	if s.state != Active {
 		m.mu.Unlock()
-		return nil, mux.Pieces{}, fault.Of(context.Cause(s.ctx))
+		return nil, mux.Pieces{}, s.cause
 	}
 	s.clients[c] = struct{}{}
 	m.clients[c.id] = c

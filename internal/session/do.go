@@ -48,7 +48,7 @@ func (c *Client) begin(f wire.Frame, out mux.Outlet) (*call, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.gone {
-		return nil, fault.Of(context.Cause(c.session.ctx))
+		return nil, errEnded
 	}
 	if _, twice := c.calls[string(k.id)]; twice {
 		return nil, fault.New(fault.BadRequest, "a request with the id %s is in flight already", k.id)

@@ -129,15 +129,19 @@ func releaseAll(holder *pool.Holder, order []*binding, err *fault.Error) {
 
 // enter begins a request: it wakes a dormant session and keeps it awake until exit.
 func (s *Session) enter() error {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	return s.enterLocked()
+}
+
+func (s *Session) enterLocked() error {
 	m := s.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if m.draining {
 		return drainingFault()
 	}
 	switch s.state {
 	case Draining, Closed:
-		return fault.Of(context.Cause(s.ctx))
+		return s.cause
 	case Dormant:
 		s.state = Active
 		s.holder = m.cfg.Pool.NewHolder(s.id)
