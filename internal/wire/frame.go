@@ -94,7 +94,8 @@ var envelope = []string{"jsonrpc", "id", "method", "params", "result", "error"}
 // numbers, escapes and unknown members are left alone. A frame is refused if a
 // member of the envelope stands twice or in another spelling ("Id", "\u0069d"; W2),
 // if jsonrpc is not "2.0", if the id is neither string nor number (an error response
-// may have the id null, or none), if params is neither object nor array, or if the
+// may have the id null, or none), if params is neither object nor array nor null, which some
+// peers write for no params, or if the
 // members do not make exactly one of request, notification and response.
 //
 // An error is a *ParseFailure.
@@ -184,8 +185,8 @@ func (e *envelopeReader) classify() error {
 	case string(version) != `"2.0"`:
 		e.refuse("parse frame: jsonrpc is not %q", "2.0")
 	}
-	if p := f.Params(); p != nil && p[0] != '{' && p[0] != '[' {
-		e.refuse("parse frame: params is neither an object nor an array")
+	if p := f.Params(); p != nil && p[0] != '{' && p[0] != '[' && p[0] != 'n' {
+		e.refuse("parse frame: params is neither an object nor an array nor null")
 	}
 	answers := f.ResultSpan.Present() || f.ErrorSpan.Present()
 	switch {

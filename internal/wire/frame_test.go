@@ -23,6 +23,7 @@ func TestParseReadsEachKindOfFrame(t *testing.T) {
 		{raw: `{"jsonrpc":"2.0","method":""}`, kind: Notification},
 		{raw: `{"result":null,"id":-0,"jsonrpc":"2.0"}`, kind: Response, id: `-0`, result: `null`},
 		{raw: `{"jsonrpc":"2.0","id":3,"error":{"code":-1,"message":"no"}}`, kind: Response, id: `3`, error: `{"code":-1,"message":"no"}`},
+		{raw: `{"jsonrpc":"2.0","id":1,"method":"a","params":null}`, kind: Request, id: `1`, method: "a", params: `null`},
 		{raw: `{"jsonrpc":"2.0","id":null,"error":{}}`, kind: Response, id: `null`, error: `{}`},
 		{raw: `{"jsonrpc":"2.0","error":{}}`, kind: Response, error: `{}`},
 	} {
@@ -104,7 +105,6 @@ func TestParseRefusesWhatIsNoUnambiguousFrame(t *testing.T) {
 		{"result and error", `{"jsonrpc":"2.0","id":1,"result":1,"error":{}}`, "1"},
 		{"method and result", `{"jsonrpc":"2.0","id":1,"result":1,"method":"a"}`, "1"},
 		{"neither", `{"jsonrpc":"2.0","id":1}`, "1"},
-		{"params null", `{"jsonrpc":"2.0","id":1,"method":"a","params":null}`, "1"},
 		{"params string", `{"jsonrpc":"2.0","id":1,"method":"a","params":"{}"}`, "1"},
 		{"method null", `{"jsonrpc":"2.0","id":1,"method":null}`, "1"},
 		{"half a surrogate pair in the method", `{"jsonrpc":"2.0","id":1,"method":"\ud800"}`, "1"},
