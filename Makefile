@@ -1,0 +1,49 @@
+# The one entry: run, test, interop, bench, lint. Whatever these need they install
+# into the checkout, at the versions pinned in go.mod and in package-lock.json files.
+
+GO     ?= go
+BIN    := bin/roundhouse
+CONFIG ?= .roundhouse/example.mcp.json
+
+.PHONY: all build run test interop bench lint clean
+
+all: build
+
+build:
+	$(GO) build -o $(BIN) ./cmd/roundhouse
+
+# run starts the daemon on CONFIG. Without one it installs two official servers into
+# the checkout and writes an example file.
+run: build $(CONFIG)
+	$(BIN) serve --config $(CONFIG)
+
+.roundhouse/example.mcp.json: examples/package-lock.json
+	scripts/example $@
+
+test:
+	$(GO) test -race -timeout 10m ./...
+
+# interop runs official SDKs and official servers against the built binary.
+interop: build interop/node_modules/.package-lock.json
+	cd interop && ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) npm test --silent
+	ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) $(GO) test -tags interop -count=1 -timeout 10m ./interop/go/
+
+interop/node_modules/.package-lock.json: interop/package-lock.json
+	cd interop && npm ci --no-audit --no-fund
+
+bench: build
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
+	$(GO) run ./bench -roundhouse $(CURDIR)/$(BIN)
+
+lint:
+	test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
+	$(GO) mod tidy -diff
+	$(GO) vet ./...
+	$(GO) vet -tags interop ./interop/...
+	GOOS=darwin $(GO) vet ./cmd/... ./internal/...
+	GOOS=windows $(GO) vet ./cmd/... ./internal/...
+	$(GO) tool staticcheck ./...
+	test -z "$$($(GO) fix -diff ./...)" || { $(GO) fix -diff ./...; exit 1; }
+
+clean:
+	rm -rf bin .roundhouse interop/node_modules
