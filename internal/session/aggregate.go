@@ -83,7 +83,7 @@ func (s *Session) gather(c *Client, kind pool.Kind) ([]part, error) {
 			case err == nil:
 				parts[i].listing = l
 			case ctx.Err() != nil && s.ctx.Err() == nil:
-				s.tellWhenThere(c, b)
+				s.tellWhenThere(c, b, kind)
 			default:
 				s.m.cfg.Log.Warn("a server is left out of a list", "session", s.id, "server", b.server.Name, "list", kind.String(), "err", err)
 			}
@@ -95,8 +95,8 @@ func (s *Session) gather(c *Client, kind pool.Kind) ([]part, error) {
 
 var errSlow = fault.New(fault.StartTimeout, "the server takes longer to start than a list waits")
 
-// tellWhenThere sends list_changed when a slow server has come.
-func (s *Session) tellWhenThere(c *Client, b *binding) {
+// tellWhenThere sends list_changed when a slow server has come and has the list.
+func (s *Session) tellWhenThere(c *Client, b *binding, kind pool.Kind) {
 	c.mu.Lock()
 	waiting := c.awaited[b]
 	if !waiting {
@@ -110,7 +110,7 @@ func (s *Session) tellWhenThere(c *Client, b *binding) {
 		return
 	}
 	s.m.spawn(func() {
-		_, err := b.attach(s.ctx)
+		_, err := listOf(s.ctx, b, kind)
 		c.mu.Lock()
 		delete(c.awaited, b)
 		c.mu.Unlock()
@@ -232,7 +232,7 @@ func (s *Session) levelForAll(k *call, f wire.Frame) {
 	}
 	for _, b := range bindings {
 		p := b.peer(k.c)
-		p.remember(f, r)
+		p.remember(f, r, "")
 		if att := b.current(); att != nil {
 			p.rejoin(att)
 		}

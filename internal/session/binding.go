@@ -100,20 +100,21 @@ func (b *binding) acquire(busy chan struct{}) {
 	att, err := b.tryAcquire()
 	b.mu.Lock()
 	b.busy, b.err = nil, err
-	if err == nil {
-		if b.released {
-			defer att.Release()
-			b.err = errEnded
-		} else {
-			b.att = att
-		}
+	var peers []*peer
+	late := err == nil && b.released
+	switch {
+	case late:
+		b.err = errEnded
+	case err == nil:
+		b.att = att
+		peers = slices.Collect(maps.Values(b.peers))
 	}
-	peers := slices.Collect(maps.Values(b.peers))
 	b.mu.Unlock()
-	if err == nil {
-		for _, p := range peers {
-			p.rejoin(att)
-		}
+	if late {
+		att.Release()
+	}
+	for _, p := range peers {
+		p.rejoin(att)
 	}
 	close(busy)
 }
@@ -151,6 +152,9 @@ func (b *binding) peer(c *Client) *peer {
 	b.mu.Unlock()
 	if att != nil && att.Own() {
 		att.Join(p)
+	}
+	if c.left() {
+		b.leave(c, errEnded) // it came while its client was leaving
 	}
 	return p
 }
@@ -211,14 +215,17 @@ func (b *binding) ListChanged(_ *pool.Attachment, l mux.List) {
 // Lost implements pool.Listener.
 func (b *binding) Lost(a *pool.Attachment, _ *fault.Error) { b.forget(a) }
 
-// Renewed implements pool.Listener.
+// Renewed implements pool.Listener. What the new connection is told may have to wait
+// for its turn there.
 func (b *binding) Renewed(a *pool.Attachment) {
 	b.mu.Lock()
 	peers := slices.Collect(maps.Values(b.peers))
 	b.mu.Unlock()
-	for _, p := range peers {
-		p.rejoin(a)
-	}
+	b.s.m.spawn(func() {
+		for _, p := range peers {
+			p.rejoin(a)
+		}
+	})
 }
 
 // peer is one client on one binding. It remembers what a new connection must be
@@ -228,12 +235,41 @@ type peer struct {
 	c *Client
 
 	mu    sync.Mutex
-	level []byte              // params of the last logging/setLevel
-	uris  map[string]struct{} // subscribed to
+	level []byte            // params of the last logging/setLevel
+	uris  map[string]string // subscribed to, each with the name that the client knows it by
 }
 
 // Notify implements mux.Peer.
-func (p *peer) Notify(f mux.Pieces) { p.c.push(f) }
+func (p *peer) Notify(f mux.Pieces) {
+	if p.c.scope == "" {
+		f = p.shown(f)
+	}
+	p.c.push(f)
+}
+
+// shown gives the resource in notifications/resources/updated the name under which
+// the aggregate's client subscribed to it. Other frames pass as they are.
+func (p *peer) shown(frame mux.Pieces) mux.Pieces {
+	f, err := wire.Parse(frame.AppendTo(nil))
+	if err != nil || f.Method != wire.ResourceUpdated {
+		return frame
+	}
+	r, err := f.Routing()
+	if err != nil {
+		return frame
+	}
+	uri, err := wire.Text(r.URI.Of(f.Raw))
+	if err != nil {
+		return frame
+	}
+	p.mu.Lock()
+	name, ok := p.uris[uri]
+	p.mu.Unlock()
+	if !ok || name == uri {
+		return frame
+	}
+	return mux.Replace(f.Raw, r.URI, wire.Quote(name))
+}
 
 // Ask implements mux.Peer.
 func (p *peer) Ask(a *mux.Ask, out mux.Outlet) { p.c.ask(a, out) }
@@ -241,26 +277,47 @@ func (p *peer) Ask(a *mux.Ask, out mux.Outlet) { p.c.ask(a, out) }
 // Unask implements mux.Peer.
 func (p *peer) Unask(a *mux.Ask) { p.c.unask(a) }
 
-// remember keeps what a successful request changed at the server.
-func (p *peer) remember(f wire.Frame, r wire.Routing) {
+// do sends a request of the client. A client that left meanwhile, or whose session
+// gave the connection back, has left nothing there.
+func (p *peer) do(att *pool.Attachment, f wire.Frame, r wire.Routing, out mux.Outlet) (*mux.Call, error) {
+	mc, err := att.Do(p.b.s.ctx, p, f, r, out)
+	if p.over() {
+		att.Leave(p, errEnded)
+	}
+	return mc, err
+}
+
+// over reports whether the client uses the binding no more.
+func (p *peer) over() bool {
+	if p.c.left() {
+		return true
+	}
+	p.b.mu.Lock()
+	defer p.b.mu.Unlock()
+	return p.b.released || p.b.peers[p.c] != p
+}
+
+// remember keeps what a successful request changed at the server. uri is how the
+// client names the resource that it is about.
+func (p *peer) remember(f wire.Frame, r wire.Routing, uri string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch f.Method {
 	case wire.LoggingSetLevel:
 		p.level = slices.Clone(f.Params())
 	case wire.ResourcesSubscribe, wire.ResourcesUnsubscribe:
-		uri, err := wire.Text(r.URI.Of(f.Raw))
+		own, err := wire.Text(r.URI.Of(f.Raw))
 		if err != nil {
 			return
 		}
 		if f.Method == wire.ResourcesUnsubscribe {
-			delete(p.uris, uri)
+			delete(p.uris, own)
 			return
 		}
 		if p.uris == nil {
-			p.uris = map[string]struct{}{}
+			p.uris = map[string]string{}
 		}
-		p.uris[uri] = struct{}{}
+		p.uris[own] = cmp.Or(uri, own)
 	}
 }
 
@@ -289,7 +346,7 @@ func (p *peer) rejoin(att *pool.Attachment) {
 		if err != nil {
 			continue
 		}
-		_, _ = att.Do(p.b.s.ctx, p, f, r, nobody{}) // a lost connection is told of elsewhere
+		_, _ = p.do(att, f, r, nobody{}) // a lost connection is told of elsewhere
 	}
 }
 

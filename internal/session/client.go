@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"roundhouse/internal/config"
@@ -29,11 +30,12 @@ type Client struct {
 	id           string
 	session      *Session
 	scope        string // the server it talks to, or "" for all of them
-	version      string // negotiated protocol version
 	capabilities []byte // canonical JSON object
 	info         string // name and version of the client, for people
 	created      time.Time
 	stream       Stream
+
+	version atomic.Pointer[string] // negotiated; it may become older during Initialize
 
 	mu      sync.Mutex
 	calls   map[string]*call // by the client's raw id
@@ -53,7 +55,7 @@ func (c *Client) ID() string { return c.id }
 func (c *Client) Session() *Session { return c.session }
 
 // Version returns the negotiated protocol version.
-func (c *Client) Version() string { return c.version }
+func (c *Client) Version() string { return *c.version.Load() }
 
 // Stream returns what was given at Initialize.
 func (c *Client) Stream() Stream { return c.stream }
@@ -88,9 +90,6 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 		return nil, mux.Pieces{}, err
 	}
 	c.session = s
-	if err := s.enter(); err != nil {
-		return nil, mux.Pieces{}, err
-	}
 	defer s.exit()
 	m.mu.Lock()
 	if s.state != Active {
@@ -123,10 +122,11 @@ func (c *Client) readHello(f wire.Frame) error {
 	if err := json.Unmarshal(f.Params(), &p); err != nil {
 		return &fault.Error{Reason: fault.BadRequest, Message: "the params of initialize cannot be read: " + err.Error()}
 	}
-	c.version = p.ProtocolVersion
-	if !slices.Contains(wire.LegacyVersions, c.version) {
-		c.version = wire.LegacyVersions[0]
+	version := p.ProtocolVersion
+	if !slices.Contains(wire.LegacyVersions, version) {
+		version = wire.LegacyVersions[0]
 	}
+	c.version.Store(&version)
 	c.info = p.ClientInfo.Name
 	if p.ClientInfo.Version != "" {
 		c.info += "/" + p.ClientInfo.Version
@@ -169,19 +169,17 @@ func (c *Client) serverHandshake(ctx context.Context, server *config.Server) ([]
 	if err != nil {
 		return nil, err
 	}
-	if h.Version < c.version { // versions are dates
-		c.version = h.Version
-	}
-	if c.version == h.Version {
+	if h.Version <= c.Version() { // versions are dates
+		c.version.Store(&h.Version)
 		return h.Result, nil
 	}
-	return wire.Splice(nil, h.Result, wire.Edit{At: h.VersionSpan, With: wire.Quote(c.version)}), nil
+	return wire.Splice(nil, h.Result, wire.Edit{At: h.VersionSpan, With: wire.Quote(c.Version())}), nil
 }
 
 // ownHandshake is the aggregate's answer to initialize.
 func (c *Client) ownHandshake() []byte {
 	b, err := json.Marshal(map[string]any{
-		"protocolVersion": c.version,
+		"protocolVersion": c.Version(),
 		"capabilities": map[string]any{
 			"tools":       map[string]any{"listChanged": true},
 			"prompts":     map[string]any{"listChanged": true},
@@ -213,6 +211,13 @@ func (c *Client) StreamOpened() (closed func()) {
 		defer m.mu.Unlock()
 		s.streams--
 	})
+}
+
+// left reports whether the client has ended.
+func (c *Client) left() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
 }
 
 // push sends a frame that belongs to no call.

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 
 	"roundhouse/internal/fault"
@@ -34,11 +35,12 @@ type call struct {
 	c   *Client
 	id  []byte
 	out mux.Outlet
-	on  func(ok bool) // what a result or an error changes for us, or nil
+	uri string // of the resource that it is about, as the aggregate's client names it, or ""
 
 	mu   sync.Mutex
 	done bool
-	mc   *mux.Call // once it is at a connection
+	on   func(ok bool) // what a result or an error changes for us, or nil
+	mc   *mux.Call     // once it is at a connection
 }
 
 // begin registers a request of the client. An id that is in flight is the sender's
@@ -69,27 +71,21 @@ func (k *call) Note(p mux.Pieces) {
 
 // Done implements mux.Outlet: the request has ended.
 func (k *call) Done(p mux.Pieces) {
-	if !k.finish() {
+	k.mu.Lock()
+	again, on := k.done, k.on
+	k.done = true
+	k.mu.Unlock()
+	if again {
 		return
 	}
-	if k.on != nil {
-		k.on(isResult(p))
+	k.c.mu.Lock()
+	delete(k.c.calls, string(k.id))
+	k.c.mu.Unlock()
+	if on != nil {
+		on(isResult(p))
 	}
 	k.out.Done(p)
 	k.c.session.exit()
-}
-
-func (k *call) finish() bool {
-	k.mu.Lock()
-	first := !k.done
-	k.done = true
-	k.mu.Unlock()
-	if first {
-		k.c.mu.Lock()
-		delete(k.c.calls, string(k.id))
-		k.c.mu.Unlock()
-	}
-	return first
 }
 
 func isResult(p mux.Pieces) bool {
@@ -138,6 +134,10 @@ func (k *call) cancel(f wire.Frame, at wire.Span) {
 }
 
 func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
+	if f.Method == wire.Ping {
+		s.ping(f, out)
+		return
+	}
 	if err := s.enter(); err != nil {
 		out.Done(failure(f.ID(), err))
 		return
@@ -160,8 +160,6 @@ func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
 		}
 	}
 	switch f.Method {
-	case wire.Ping:
-		k.result([]byte("{}"))
 	case wire.MethodInitialize:
 		k.fail(fault.New(fault.BadRequest, "this MCP session is initialized already"))
 	default:
@@ -171,6 +169,18 @@ func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
 			s.single(k, f, r)
 		}
 	}
+}
+
+// ping answers a ping, which is no activity (N3).
+func (s *Session) ping(f wire.Frame, out mux.Outlet) {
+	s.m.mu.Lock()
+	err := s.refusalLocked()
+	s.m.mu.Unlock()
+	if err != nil {
+		out.Done(failure(f.ID(), err))
+		return
+	}
+	out.Done(mux.Pieces{wire.Result(f.ID(), []byte("{}"))})
 }
 
 // edited applies edits to a frame and reads it again.
@@ -243,11 +253,13 @@ func (s *Session) forward(k *call, b *binding, f wire.Frame, r wire.Routing) {
 	p := b.peer(k.c)
 	switch f.Method {
 	case wire.LoggingSetLevel, wire.ResourcesSubscribe, wire.ResourcesUnsubscribe:
+		k.mu.Lock()
 		k.on = func(ok bool) {
 			if ok {
-				p.remember(f, r)
+				p.remember(f, r, k.uri)
 			}
 		}
+		k.mu.Unlock()
 	}
 	err := b.with(s.ctx, func(att *pool.Attachment) error {
 		if err := allowed(att, f, r); err != nil {
@@ -259,7 +271,7 @@ func (s *Session) forward(k *call, b *binding, f wire.Frame, r wire.Routing) {
 		if done {
 			return nil
 		}
-		mc, err := att.Do(s.ctx, p, f, r, k)
+		mc, err := p.do(att, f, r, k)
 		if mc != nil {
 			k.sent(mc)
 		}
@@ -296,8 +308,8 @@ func allowed(att *pool.Attachment, f wire.Frame, r wire.Routing) error {
 		return nil
 	}
 	text, err := wire.Text(name)
-	if err != nil {
-		return nil // no string: the server says what is wrong with it
+	if err != nil { // the server might make a name of it that the filter does not let through
+		return &wire.ParseFailure{Code: wire.InvalidParams, Message: "the name of the " + nounOf(kind) + " must be a string"}
 	}
 	if att.Allows(text) && att.Knows(kind, text) {
 		return nil
@@ -306,15 +318,18 @@ func allowed(att *pool.Attachment, f wire.Frame, r wire.Routing) error {
 }
 
 func unknownName(kind pool.Kind, name string) error {
-	what := "tool"
+	return fault.New(fault.ForbiddenTool, "unknown %s: %s", nounOf(kind), name)
+}
+
+func nounOf(kind pool.Kind) string {
 	if kind == pool.Prompts {
-		what = "prompt"
+		return "prompt"
 	}
-	return fault.New(fault.ForbiddenTool, "unknown %s: %s", what, name)
+	return "tool"
 }
 
 // promptRef returns the raw name in a completion's reference to a prompt, or nil. A
-// member that stands twice is refused (W2).
+// member that stands twice, or in another case, is refused (W2).
 func promptRef(ref []byte) ([]byte, error) {
 	if len(ref) == 0 || ref[0] != '{' {
 		return nil, nil
@@ -324,11 +339,11 @@ func promptRef(ref []byte) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if m.Key != "name" {
+		if !strings.EqualFold(m.Key, "name") {
 			continue
 		}
-		if name != nil {
-			return nil, fault.New(fault.BadRequest, "params.ref: the member \"name\" stands twice")
+		if name != nil || m.Key != "name" {
+			return nil, &wire.ParseFailure{Code: wire.InvalidParams, Message: "params.ref: the member \"name\" stands twice, or is spelled in another way"}
 		}
 		name = m.Value.Of(ref)
 	}

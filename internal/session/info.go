@@ -82,7 +82,7 @@ func (s *Session) infoLocked() Info {
 		LastActivity: s.lastActivity, InFlight: s.inFlight, Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
 	}
 	for c := range s.clients {
-		i.Clients = append(i.Clients, ClientInfo{ID: c.id, Name: c.info, Server: c.scope, Version: c.version, CreatedAt: c.created})
+		i.Clients = append(i.Clients, ClientInfo{ID: c.id, Name: c.info, Server: c.scope, Version: c.Version(), CreatedAt: c.created})
 	}
 	slices.SortFunc(i.Clients, func(a, b ClientInfo) int { return a.CreatedAt.Compare(b.CreatedAt) })
 	return i

@@ -114,8 +114,9 @@ func (m *Manager) Client(principal, scope, id string) (*Client, error) {
 	return c, nil
 }
 
-// open returns the principal's session of that name, or a new one; without a name
-// it is minted, with the id of its client.
+// open enters the principal's session of that name, or a new one; without a name
+// it is minted, with the id of its client. A session that was entered makes no room
+// for a newcomer before its client has answered.
 func (m *Manager) open(principal, id, client, workspace string) (*Session, error) {
 	minted := id == ""
 	if minted {
@@ -131,6 +132,7 @@ func (m *Manager) open(principal, id, client, workspace string) (*Session, error
 			m.mu.Unlock()
 			return nil, fault.New(fault.SessionLimit, "session %q is ending; try again when it has ended", id)
 		}
+		s.enterLocked()
 		m.mu.Unlock()
 		return s, nil
 	}
@@ -148,6 +150,7 @@ func (m *Manager) open(principal, id, client, workspace string) (*Session, error
 	}
 	s := newSession(m, principal, id, workspace, minted)
 	m.sessions[key{principal, id}] = s
+	s.enterLocked()
 	m.mu.Unlock()
 	if victim != nil {
 		m.spawn(func() { victim.finishEnd(context.Background(), true) })

@@ -67,9 +67,9 @@ func (s *Session) ID() string { return s.id }
 
 // armLocked sets the timer for the next thing that idleness brings (N3).
 func (s *Session) armLocked() {
-	limit := s.m.cfg.Limits.ExpireAfter
-	if s.state == Active && s.m.cfg.Limits.IdleTimeout > 0 {
-		limit = s.m.cfg.Limits.IdleTimeout
+	limit, idle := s.m.cfg.Limits.ExpireAfter, s.m.cfg.Limits.IdleTimeout
+	if s.state == Active && idle > 0 && (limit <= 0 || idle < limit) {
+		limit = idle
 	}
 	if s.timer != nil {
 		s.timer.Stop()
@@ -113,8 +113,10 @@ func (s *Session) sleepLocked() (release func()) {
 	s.state = Dormant
 	holder, order := s.holder, s.order
 	s.holder, s.order, s.bindings = nil, nil, map[bindKey]*binding{}
-	s.m.cfg.Log.Info("session dormant", "session", s.id)
-	return func() { releaseAll(holder, order, errEnded) }
+	return func() {
+		s.m.cfg.Log.Info("session dormant", "session", s.id)
+		releaseAll(holder, order, errEnded)
+	}
 }
 
 // releaseAll gives back what a session had, in reverse order of acquisition (N4).
@@ -129,28 +131,43 @@ func releaseAll(holder *pool.Holder, order []*binding, err *fault.Error) {
 
 // enter begins a request: it wakes a dormant session and keeps it awake until exit.
 func (s *Session) enter() error {
-	s.m.mu.Lock()
-	defer s.m.mu.Unlock()
-	return s.enterLocked()
+	m := s.m
+	m.mu.Lock()
+	if err := s.refusalLocked(); err != nil {
+		m.mu.Unlock()
+		return err
+	}
+	woke := s.enterLocked()
+	m.mu.Unlock()
+	if woke {
+		m.cfg.Log.Info("session active", "session", s.id)
+	}
+	return nil
 }
 
-func (s *Session) enterLocked() error {
-	m := s.m
-	if m.draining {
+// refusalLocked returns why the session takes no requests, or nil.
+func (s *Session) refusalLocked() error {
+	switch {
+	case s.m.draining:
 		return drainingFault()
-	}
-	switch s.state {
-	case Draining, Closed:
+	case s.state == Draining || s.state == Closed:
 		return s.cause
-	case Dormant:
+	}
+	return nil
+}
+
+// enterLocked is enter for a session that takes requests; it reports whether the
+// session was dormant.
+func (s *Session) enterLocked() (woke bool) {
+	if s.state == Dormant {
 		s.state = Active
-		s.holder = m.cfg.Pool.NewHolder(s.id)
-		m.cfg.Log.Info("session active", "session", s.id)
+		s.holder = s.m.cfg.Pool.NewHolder(s.id)
+		woke = true
 	}
 	s.inFlight++
 	s.calls++
 	s.lastActivity = time.Now()
-	return nil
+	return woke
 }
 
 // exit ends a request.
@@ -244,18 +261,18 @@ func (s *Session) removeClient(c *Client) {
 	last := len(s.clients) == 0
 	end := last && s.minted
 	var release func()
-	var bound []*binding
 	switch {
 	case end:
 		s.beginEndLocked(errEnded)
 	case last && s.state == Active && s.inFlight == 0:
 		release = s.sleepLocked()
 		s.armLocked()
-	default:
-		bound = slices.Clone(s.order)
 	}
 	m.mu.Unlock()
 	c.end(errEnded)
+	m.mu.Lock()
+	bound := slices.Clone(s.order) // what a request binds from now on sees that the client has gone
+	m.mu.Unlock()
 	for _, b := range bound {
 		b.leave(c, errEnded)
 	}

@@ -13,9 +13,9 @@ import (
 // Resources in the aggregate keep their URIs. Where two servers list the same one,
 // the second's is shown behind a prefix, by which it can always be named.
 
-const uriScheme = "roundhouse+"
-
-func uriPrefix(server string) string { return uriScheme + url.PathEscape(server) + ":" }
+// uriPrefix is what such a URI begins with. It makes a valid URI of every name, and
+// of none the beginning of another's.
+func uriPrefix(server string) string { return "roundhouse:" + url.PathEscape(server) + "/" }
 
 // byURI sends a request about a resource to the server that has it.
 func (s *Session) byURI(k *call, f wire.Frame, r wire.Routing) {
@@ -29,6 +29,7 @@ func (s *Session) byURI(k *call, f wire.Frame, r wire.Routing) {
 		k.fail(err)
 		return
 	}
+	k.uri = uri
 	if own != uri {
 		if f, r, err = edited(f, wire.Edit{At: r.URI, With: wire.Quote(own)}); err != nil {
 			k.fail(err)
