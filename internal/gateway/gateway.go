@@ -6,7 +6,9 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"path/filepath"
@@ -61,14 +63,15 @@ func New(cfg Config) *Gateway {
 }
 
 // Register adds the routes. While the front drains, clients may still end
-// themselves and answer what they were asked.
+// themselves, cancel calls, and answer what they were asked; requests are refused
+// from CloseStreams on.
 func (g *Gateway) Register(f *front.Front) {
 	for _, base := range []string{"/mcp", "/sessions/{id}/mcp"} {
 		for _, path := range []string{base, base + "/{server}"} {
 			f.Handle("POST "+path, g.post)
 			f.Handle("GET "+path, g.get)
 			f.Handle("DELETE "+path, g.delete)
-			f.DrainExempt("DELETE " + path)
+			f.DrainExempt("POST "+path, "DELETE "+path)
 		}
 	}
 	for _, path := range []string{"/sse", "/messages", "/message"} {
@@ -84,7 +87,8 @@ func oldTransport(w http.ResponseWriter, _ *http.Request, _ front.Caller) {
 		fault.New(fault.BadRequest, "the HTTP+SSE transport of 2024-11-05 is not served; point the client to /mcp or /mcp/{server} and use Streamable HTTP"))
 }
 
-// CloseStreams ends every standing GET stream and lets no new one begin (G1).
+// CloseStreams ends every standing GET stream, and refuses new ones and new requests
+// from now on (G1, H3).
 func (g *Gateway) CloseStreams() {
 	g.mu.Lock()
 	g.closing = true
@@ -96,6 +100,12 @@ func (g *Gateway) CloseStreams() {
 	for _, r := range all {
 		r.stop()
 	}
+}
+
+func (g *Gateway) isClosing() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closing
 }
 
 const (
@@ -181,6 +191,10 @@ func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Call
 		fail(w, 0, nil, err)
 		return
 	}
+	if tooMany(body) {
+		g.malformed(w, &wire.ParseFailure{Code: wire.InvalidRequest, Message: fmt.Sprintf("a batch may hold %d messages at most", maxBatch)})
+		return
+	}
 	raws, batch, err := wire.SplitBatch(body)
 	if err != nil {
 		g.malformed(w, err)
@@ -196,13 +210,58 @@ func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Call
 			g.initialize(w, r, caller, f)
 			return
 		}
-		if c := g.client(w, r, caller); c != nil {
-			g.frames(w, r, c, []wire.Frame{f}, nil, false)
+		c := g.client(w, r, caller)
+		if c == nil {
+			return
 		}
+		if err := misnamed(c, f); err != nil {
+			fail(w, http.StatusBadRequest, f.ID(), err)
+			return
+		}
+		g.frames(w, r, c, []wire.Frame{f}, nil, false)
 		return
 	}
 	g.postBatch(w, r, caller, raws)
 }
+
+// maxBatch is how many messages a batch may hold: without a limit, its smallest
+// elements would cost a hundred times their size.
+const maxBatch = 1000
+
+func tooMany(body []byte) bool {
+	n := 0
+	for range wire.Elements(body) { // what is no array has one, an error
+		if n++; n > maxBatch {
+			return true
+		}
+	}
+	return false
+}
+
+// metaSession names the session of a client, in the _meta of any of its frames.
+const metaSession = "roundhouse/session"
+
+// misnamed returns what is wrong when a frame names another session than its
+// client's.
+func misnamed(c *session.Client, f wire.Frame) error {
+	if !bytes.Contains(f.Raw, []byte(metaSession)) {
+		return nil
+	}
+	r, err := f.Routing()
+	if err != nil || !r.Session.Present() {
+		return nil // Do says what is wrong with params that cannot be read
+	}
+	name, err := wire.Text(r.Session.Of(f.Raw))
+	if err != nil {
+		return errMetaSession
+	}
+	if name != c.Session().ID() {
+		return fault.New(fault.BadRequest, "_meta names the session %.200q, but the %s belongs to another one", name, sessionHeader)
+	}
+	return nil
+}
+
+var errMetaSession = fault.New(fault.BadRequest, "_meta[%q] must be a string", metaSession)
 
 // parse reads a frame from an HTTP body, on one line (W3).
 func parse(raw []byte) (wire.Frame, error) {
@@ -232,6 +291,11 @@ func (g *Gateway) postBatch(w http.ResponseWriter, r *http.Request, caller front
 		f, err := parse(raw)
 		if err == nil && f.Method == wire.MethodInitialize {
 			err = &wire.ParseFailure{Code: wire.InvalidRequest, Message: "initialize must not be part of a batch", ID: f.ID()}
+		}
+		if err == nil {
+			if wrong := misnamed(c, f); wrong != nil {
+				err = &wire.ParseFailure{Code: wire.InvalidRequest, Message: wrong.Error(), ID: f.ID()}
+			}
 		}
 		if err != nil {
 			bad = append(bad, err)
@@ -284,6 +348,14 @@ func (g *Gateway) frames(w http.ResponseWriter, r *http.Request, c *session.Clie
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
+	if g.isClosing() {
+		var id []byte
+		if !batch {
+			id = frames[0].ID()
+		}
+		fail(w, 0, id, errClosing)
+		return
+	}
 	out := newStream(c.Stream().(*transport), asked, batch)
 	for _, err := range bad {
 		p, _ := errors.AsType[*wire.ParseFailure](err)
@@ -299,6 +371,10 @@ func (g *Gateway) frames(w http.ResponseWriter, r *http.Request, c *session.Clie
 // initialize makes a client. A stale session id in the request is ignored: the
 // client begins anew (H3).
 func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller front.Caller, f wire.Frame) {
+	if g.isClosing() {
+		fail(w, 0, f.ID(), errClosing)
+		return
+	}
 	hello := session.Hello{Principal: caller.Principal, Scope: r.PathValue("server"), Frame: f}
 	meta, err := f.Routing()
 	if err != nil {
@@ -309,7 +385,7 @@ func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller fron
 	if meta.Session.Present() {
 		name, err := wire.Text(meta.Session.Of(f.Raw))
 		if err != nil {
-			fail(w, 0, f.ID(), fault.New(fault.BadRequest, `_meta["roundhouse/session"] must be a string`))
+			fail(w, 0, f.ID(), errMetaSession)
 			return
 		}
 		names = append(names, name)
@@ -392,13 +468,14 @@ func (g *Gateway) get(w http.ResponseWriter, r *http.Request, caller front.Calle
 		return
 	}
 	t := c.Stream().(*transport)
-	var last eventID
+	var last *eventID
 	if id := r.Header.Get("Last-Event-ID"); id != "" {
-		var ok bool
-		if last, ok = t.parse(id); !ok {
+		e, ok := t.parse(id)
+		if !ok {
 			fail(w, http.StatusBadRequest, nil, fault.New(fault.BadRequest, "the Last-Event-ID is not one of this MCP session's; open the stream without it"))
 			return
 		}
+		last = &e
 	}
 	closed := c.StreamOpened()
 	defer closed()

@@ -2,10 +2,10 @@ package gateway
 
 import (
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
+	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/sse"
 	"roundhouse/internal/wire"
@@ -22,13 +22,15 @@ const (
 // what precedes it, or the standing stream of GET. Frames wait in its queue until a
 // reader, which is one HTTP response, takes them; a stream that has begun as an
 // event stream outlives its reader, so that the client can resume it (H2).
+//
+// Its lock may be held when that of its transport is taken, not the other way round.
 type stream struct {
-	t      *transport
-	number uint64 // 0 is the standing stream
-	batch  bool   // JSON answers form an array
-	wake   chan struct{}
+	t     *transport
+	batch bool // JSON answers form an array
+	wake  chan struct{}
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	number uint64 // 0 is the standing stream, and a POST's that has not begun as an event stream
 	// header adds to the response's headers and gives the status of a JSON answer;
 	// nil adds nothing.
 	header func(http.Header) int
@@ -37,7 +39,8 @@ type stream struct {
 	open   int    // answers that are still to come; the standing stream never ends
 	seq    uint64 // of the last event that was handed to a reader
 	reader *reader
-	lost   bool // nobody can read it any more: frames are dropped
+	parked time.Time // when it had all its answers and no reader any more
+	lost   bool      // nobody can read it any more: frames are dropped
 }
 
 type queued struct {
@@ -71,64 +74,98 @@ func (s *stream) Done(p mux.Pieces) { s.put(p, true) }
 func (s *stream) answer(raw []byte) { s.put(mux.Pieces{raw}, true) }
 
 // put queues a frame. It never waits: a queue that is full for its client costs the
-// stalled reader its connection, and the oldest frames that are no answers.
+// stalled reader its connection, and the oldest frames that are no answers. What
+// comes after the last answer is dropped.
 func (s *stream) put(p mux.Pieces, answer bool) {
 	s.mu.Lock()
-	if answer && s.open > 0 {
+	if s.open == 0 {
+		s.mu.Unlock()
+		return
+	}
+	if answer {
 		s.open--
 	}
+	slow := false
 	if !s.lost && !p.Empty() {
-		s.fitLocked(p.Len())
-		s.queue = append(s.queue, queued{p, answer})
-		s.count(p.Len())
+		slow = s.queueLocked(queued{p, answer})
 	}
-	over := s.open == 0 && s.number != 0
+	parked := s.parkLocked()
 	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
-	if over {
-		s.t.scheduleExpiry()
+	if slow {
+		s.t.g.cfg.Log.Warn("a client reads too slowly; its stream was closed", "client", s.t.id)
+	}
+	if parked && !s.t.scheduleExpiry() {
+		s.drop()
 	}
 }
 
-func (s *stream) count(n int) {
+// parkLocked notes when an event stream with all its answers is left without a
+// reader, and reports whether it is now.
+func (s *stream) parkLocked() bool {
+	if s.open > 0 || s.number == 0 || s.reader != nil {
+		return false
+	}
+	s.parked = time.Now()
+	return true
+}
+
+// countLocked keeps the totals of what is queued.
+func (s *stream) countLocked(n int) {
 	s.bytes += n
 	s.t.g.queued.Add(int64(n))
 }
 
-// fitLocked makes room for n bytes.
-func (s *stream) fitLocked(n int) {
-	full := func() bool {
-		return len(s.queue) > 0 && (len(s.queue) >= maxQueuedFrames || s.bytes+n > maxQueuedBytes || s.t.g.queued.Load()+int64(n) > maxQueuedTotal)
+// queueLocked appends a frame, within the limits (H4). It reports whether a reader
+// was given up for that.
+func (s *stream) queueLocked(q queued) (slow bool) {
+	n := q.p.Len()
+	own := func() bool {
+		return len(s.queue) > 0 && (len(s.queue) >= maxQueuedFrames || s.bytes+n > maxQueuedBytes)
 	}
-	if !full() {
-		return
-	}
-	if s.reader != nil {
-		s.reader.stop()
-		s.reader = nil
-		s.t.g.cfg.Log.Warn("a client reads too slowly; its stream was closed", "client", s.t.id)
-	}
-	for i := 0; i < len(s.queue) && full(); {
-		if s.queue[i].answer {
-			i++
-			continue
+	all := func() bool { return s.t.g.queued.Load()+int64(n) > maxQueuedTotal }
+	if len(s.queue) > 0 && (own() || all()) {
+		slow = s.reader != nil
+		if slow {
+			s.reader.stop()
+			s.reader = nil
 		}
-		s.count(-s.queue[i].p.Len())
-		s.queue = slices.Delete(s.queue, i, i+1)
+		s.dropNotesLocked(func() bool { return own() || all() })
 	}
+	// When the clients together have reached their limit, only what is taken at once
+	// is queued: by a reader that keeps up, or as the answer that a POST waits for.
+	waited := s.reader != nil && len(s.queue) == 0 || s.number == 0 && s != &s.t.standing
+	if all() && !waited {
+		return slow
+	}
+	s.queue = append(s.queue, q)
+	s.countLocked(n)
+	return slow
 }
 
-// take returns what waits and whether the stream has ended with it.
-func (s *stream) take() (items []queued, over bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	items = s.queue
+// dropNotesLocked drops the oldest frames that are no answers, for as long as it must.
+func (s *stream) dropNotesLocked(must func() bool) {
+	kept := s.queue[:0]
+	for _, q := range s.queue {
+		if q.answer || !must() {
+			kept = append(kept, q)
+			continue
+		}
+		s.countLocked(-q.p.Len())
+	}
+	clear(s.queue[len(kept):])
+	s.queue = kept
+}
+
+// takeLocked takes what waits out of the queue.
+func (s *stream) takeLocked() []queued {
+	items := s.queue
 	s.queue = nil
-	s.count(-s.bytes)
-	return items, s.open == 0
+	s.countLocked(-s.bytes)
+	return items
 }
 
 // serve answers a POST. work leads to the answers, and may take its time on the
@@ -169,10 +206,13 @@ func (s *stream) serveAnswers(w http.ResponseWriter, r *http.Request) {
 		for _, q := range s.queue {
 			alone = alone && q.answer
 		}
+		var items []queued
+		if over && alone {
+			items = s.takeLocked()
+		}
 		s.mu.Unlock()
 		switch {
 		case over && alone:
-			items, _ := s.take()
 			s.serveJSON(w, items)
 			return
 		case !alone:
@@ -198,12 +238,12 @@ func (s *stream) addHeader(h http.Header) (status int) {
 	return f(h)
 }
 
-// drop forgets a stream whose client left before it was given an event id.
+// drop forgets a stream that nobody can read any more.
 func (s *stream) drop() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.lost = true
-	s.mu.Unlock()
-	s.take()
+	s.takeLocked()
 }
 
 func (s *stream) serveJSON(w http.ResponseWriter, items []queued) {
@@ -230,40 +270,34 @@ func (s *stream) serveJSON(w http.ResponseWriter, items []queued) {
 // serveEvents turns the answer of a POST into an event stream and reads it.
 func (s *stream) serveEvents(w http.ResponseWriter, r *http.Request) {
 	s.addHeader(w.Header())
+	me := newReader()
+	s.takeOver(me, nil)
 	s.t.adopt(s)
-	s.read(w, r, nil, s.t.primes())
+	s.write(w, r, me, nil, s.t.primes())
 }
 
-// read writes the stream's frames as events until it ends, the client leaves, or
-// another reader takes over. It begins with the events of replay.
-func (s *stream) read(w http.ResponseWriter, r *http.Request, replay []event, prime bool) {
-	me := newReader()
-	if !s.t.g.enroll(me, s.number == 0) {
-		w.WriteHeader(http.StatusOK)
+// read serves a GET with the stream. A client that resumes gets what it missed after
+// an event first.
+func (s *stream) read(w http.ResponseWriter, r *http.Request, me *reader, after *eventID, prime bool) {
+	replay, ok := s.takeOver(me, after)
+	if !ok {
+		fail(w, 0, nil, fault.New(fault.UnknownSession, "this MCP session has ended"))
 		return
 	}
-	defer s.t.g.discharge(me)
-	s.mu.Lock()
-	if s.reader != nil {
-		s.reader.stop()
-	}
-	s.reader = me
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		if s.reader == me {
-			s.reader = nil
-		}
-		s.mu.Unlock()
-	}()
+	s.write(w, r, me, replay, prime)
+}
 
+// write writes the stream's frames as events until it ends, the client leaves, or
+// another reader takes over from me.
+func (s *stream) write(w http.ResponseWriter, r *http.Request, me *reader, replay []event, prime bool) {
+	defer s.leave(me)
 	g := s.t.g
 	out := sse.NewWriter(w, g.cfg.WriteDeadline)
-	if prime {
-		out.Event(s.t.eventID(s.number, s.nextSeq()))
-	}
 	for _, e := range replay {
-		out.Event(s.t.eventID(e.stream, e.seq), e.p[:]...)
+		out.Event(s.t.eventID(e.eventID), e.p[:]...)
+	}
+	if prime { // last, so that whoever resumes after it has had what was replayed
+		out.Event(s.t.eventID(s.nextEvent()))
 	}
 	if out.Flush() != nil {
 		return
@@ -288,13 +322,46 @@ func (s *stream) read(w http.ResponseWriter, r *http.Request, replay []event, pr
 	}
 }
 
-// nextSeq takes a number for an event without a frame. Each has a new one: clients
+// takeOver makes me the stream's reader, and returns what its client missed after an
+// event: all that earlier readers were handed since then. It fails when the client
+// has ended.
+func (s *stream) takeOver(me *reader, after *eventID) (replay []event, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lost {
+		return nil, false
+	}
+	if s.reader != nil {
+		s.reader.stop()
+	}
+	s.reader = me
+	if after != nil {
+		replay = s.t.missed(*after)
+	}
+	return replay, true
+}
+
+// leave ends a reader. An event stream goes on without one for as long as it may be
+// resumed.
+func (s *stream) leave(me *reader) {
+	s.mu.Lock()
+	if s.reader == me {
+		s.reader = nil
+	}
+	parked := s.parkLocked()
+	s.mu.Unlock()
+	if parked && !s.t.scheduleExpiry() {
+		s.drop()
+	}
+}
+
+// nextEvent takes a number for an event without a frame. Each has a new one: clients
 // that see the same id again think that the stream makes no progress.
-func (s *stream) nextSeq() uint64 {
+func (s *stream) nextEvent() eventID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seq++
-	return s.seq
+	return eventID{s.number, s.seq}
 }
 
 // pass hands what waits to the reader, with ids under which it can be replayed.
@@ -304,20 +371,21 @@ func (s *stream) pass(me *reader, out *sse.Writer) (mine, over bool) {
 		s.mu.Unlock()
 		return false, false
 	}
-	items := s.queue
-	s.queue = nil
-	s.count(-s.bytes)
-	first := s.seq + 1
-	s.seq += uint64(len(items))
-	over = s.open == 0 && s.number != 0
-	s.mu.Unlock()
+	items := s.takeLocked()
+	events := make([]event, len(items))
 	for i, q := range items {
-		e := event{s.number, first + uint64(i), q.p, time.Now()}
-		s.t.keep(e)
-		out.Event(s.t.eventID(e.stream, e.seq), e.p[:]...)
+		s.seq++
+		events[i] = event{eventID{s.number, s.seq}, q.p, time.Now()}
+	}
+	s.t.keep(events)
+	number := s.number
+	over = s.open == 0 && s != &s.t.standing
+	s.mu.Unlock()
+	for _, e := range events {
+		out.Event(s.t.eventID(e.eventID), e.p[:]...)
 	}
 	if over {
-		s.t.finish(s)
+		s.t.finish(number)
 	}
 	return true, over
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -34,15 +35,16 @@ type transport struct {
 	numbers uint64
 	ring    []event
 	bytes   int
-	timer   *time.Timer
+	timer   *time.Timer // of the next expiry, or nil
+	due     time.Time   // when timer fires
 	ended   bool
 }
 
 // event is one frame as it was sent, or at least tried.
 type event struct {
-	stream, seq uint64
-	p           mux.Pieces
-	at          time.Time
+	eventID
+	p  mux.Pieces
+	at time.Time
 }
 
 func newTransport(g *Gateway, id string) *transport {
@@ -60,7 +62,8 @@ func (t *transport) begin(c *session.Client) {
 // Push implements session.Stream.
 func (t *transport) Push(p mux.Pieces) { t.standing.Note(p) }
 
-// End implements session.Stream: the standing stream ends, and nothing is kept.
+// End implements session.Stream: the standing stream ends, and nothing is kept. A
+// POST that somebody reads still gets its answers.
 func (t *transport) End(*fault.Error) {
 	t.mu.Lock()
 	t.ended = true
@@ -68,7 +71,17 @@ func (t *transport) End(*fault.Error) {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
+	posts := t.posts
+	t.posts = nil
 	t.mu.Unlock()
+	for _, s := range posts {
+		s.mu.Lock()
+		unread := s.reader == nil
+		s.mu.Unlock()
+		if unread {
+			s.drop()
+		}
+	}
 	s := &t.standing
 	s.drop()
 	s.mu.Lock()
@@ -83,8 +96,8 @@ type eventID struct{ stream, seq uint64 }
 
 func (t *transport) tag() string { return t.id[:8] }
 
-func (t *transport) eventID(stream, seq uint64) string {
-	return fmt.Sprintf("%s-%d-%d", t.tag(), stream, seq)
+func (t *transport) eventID(e eventID) string {
+	return fmt.Sprintf("%s-%d-%d", t.tag(), e.stream, e.seq)
 }
 
 // parse reads an event id of this client's; another client's is refused (H2).
@@ -99,12 +112,18 @@ func (t *transport) parse(id string) (eventID, bool) {
 	return eventID{number, seq}, err1 == nil && err2 == nil
 }
 
-// adopt gives a POST's stream its number, under which it can be resumed.
+// adopt gives a POST's stream, which has a reader, its number, under which it can be
+// resumed.
 func (t *transport) adopt(s *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.numbers++
 	s.number = t.numbers
+	if t.ended {
+		return
+	}
 	if t.posts == nil {
 		t.posts = map[uint64]*stream{}
 	}
@@ -112,43 +131,72 @@ func (t *transport) adopt(s *stream) {
 }
 
 // finish forgets a stream of which everything was handed out; the ring has the rest.
-func (t *transport) finish(s *stream) {
+func (t *transport) finish(number uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.posts, s.number)
+	delete(t.posts, number)
 }
 
-// keep puts an event into the ring.
-func (t *transport) keep(e event) {
+// keep puts events into the ring.
+func (t *transport) keep(events []event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.ended {
+	if t.ended || len(events) == 0 {
 		return
 	}
-	t.ring = append(t.ring, e)
-	t.bytes += e.p.Len()
+	for _, e := range events {
+		t.ring = append(t.ring, e)
+		t.bytes += e.p.Len()
+	}
 	drop := 0
-	for drop < len(t.ring) && (len(t.ring)-drop > ringEvents || t.bytes > ringBytes) {
+	for len(t.ring)-drop > ringEvents || t.bytes > ringBytes {
 		t.bytes -= t.ring[drop].p.Len()
 		drop++
 	}
-	t.ring = append(t.ring[:0:0], t.ring[drop:]...)
-	t.armLocked()
+	t.forgetLocked(drop)
+	t.armLocked(time.Now().Add(ringAge))
 }
 
-func (t *transport) armLocked() {
-	if t.timer == nil {
-		t.timer = time.AfterFunc(ringAge, t.expire)
+// forgetLocked takes the oldest n events out of the ring; their bytes are counted off.
+func (t *transport) forgetLocked(n int) {
+	clear(t.ring[:n])
+	t.ring = t.ring[n:]
+	if len(t.ring) == 0 {
+		t.ring = nil
+	}
+}
+
+// missed returns what the ring has of a stream after an event.
+func (t *transport) missed(after eventID) (events []event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range t.ring {
+		if e.stream == after.stream && e.seq > after.seq {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
+// armLocked makes expire run when it is due, or before.
+func (t *transport) armLocked(due time.Time) {
+	switch {
+	case t.ended:
+	case t.timer == nil:
+		t.timer, t.due = time.AfterFunc(time.Until(due), t.expire), due
+	case due.Before(t.due):
+		t.timer.Reset(time.Until(due))
+		t.due = due
 	}
 }
 
 // scheduleExpiry lets an answered stream that nobody resumes be forgotten in time.
-func (t *transport) scheduleExpiry() {
+// It reports false when the client has ended, and nobody can resume it.
+func (t *transport) scheduleExpiry() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.ended {
-		t.armLocked()
-	}
+	t.armLocked(time.Now().Add(ringAge))
+	return !t.ended
 }
 
 // expire drops what is too old to be resumed.
@@ -160,69 +208,69 @@ func (t *transport) expire() {
 		t.bytes -= t.ring[old].p.Len()
 		old++
 	}
-	t.ring = append(t.ring[:0:0], t.ring[old:]...)
-	var streams []*stream
-	for _, s := range t.posts {
-		streams = append(streams, s)
+	t.forgetLocked(old)
+	if len(t.ring) > 0 {
+		t.armLocked(t.ring[0].at.Add(ringAge))
 	}
-	if len(t.ring) > 0 && !t.ended {
-		t.armLocked()
-	}
+	posts := maps.Clone(t.posts)
 	t.mu.Unlock()
-	for _, s := range streams {
+	for number, s := range posts {
 		s.mu.Lock()
-		stale := s.open == 0 && s.reader == nil
+		parked := s.open == 0 && s.reader == nil
+		left := time.Until(s.parked.Add(ringAge))
 		s.mu.Unlock()
-		if stale {
+		switch {
+		case parked && left <= 0:
+			t.finish(number)
 			s.drop()
-			t.finish(s)
+		case parked:
+			t.mu.Lock()
+			t.armLocked(time.Now().Add(left))
+			t.mu.Unlock()
 		}
 	}
 }
 
-// listen serves a GET: the standing stream, or the stream of a POST that the client
-// resumes after an event.
-func (t *transport) listen(w http.ResponseWriter, r *http.Request, last eventID) {
-	t.mu.Lock()
-	var replay []event
-	if last != (eventID{}) {
-		for _, e := range t.ring {
-			if e.stream == last.stream && e.seq > last.seq {
-				replay = append(replay, e)
-			}
+// listen serves a GET: the standing stream, or, for a client that resumes after an
+// event, the stream that the event is of.
+func (t *transport) listen(w http.ResponseWriter, r *http.Request, last *eventID) {
+	me := newReader()
+	if last == nil || last.stream == 0 {
+		if err := t.g.enroll(me); err != nil {
+			fail(w, 0, nil, err)
+			return
 		}
+		defer t.g.discharge(me)
+		t.standing.read(w, r, me, last, t.primes())
+		return
 	}
+	t.mu.Lock()
 	s := t.posts[last.stream]
-	finished := last.stream != 0 && s == nil && len(replay) > 0
 	t.mu.Unlock()
 	switch {
-	case finished: // the answer is among what is replayed
+	case s != nil:
+		s.read(w, r, me, last, false)
+	case len(t.missed(*last)) > 0: // the answer is among what is replayed
 		rest := newStream(t, 0, false)
 		rest.number = last.stream
-		rest.read(w, r, replay, false)
-	case s != nil:
-		s.read(w, r, replay, false)
-	case last.stream != 0:
+		rest.read(w, r, me, last, false)
+	default:
 		// The POST has been answered, or its call cancelled, and nothing is kept of it.
 		// 405 tells official clients to let it be; the standing stream stays as it is.
 		fail(w, http.StatusMethodNotAllowed, nil, fault.New(fault.BadRequest, "nothing is left of the stream that the Last-Event-ID names; open a stream without it"))
-	default:
-		t.standing.read(w, r, replay, t.primes())
 	}
 }
 
-// enroll registers a reader; standing ones are refused once the streams are closed.
-func (g *Gateway) enroll(r *reader, standing bool) bool {
-	if !standing {
-		return true
-	}
+// enroll registers the reader of a standing stream; once the streams are closed
+// there are no more.
+func (g *Gateway) enroll(r *reader) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closing {
-		return false
+		return errClosing
 	}
 	g.readers[r] = struct{}{}
-	return true
+	return nil
 }
 
 func (g *Gateway) discharge(r *reader) {
@@ -230,3 +278,6 @@ func (g *Gateway) discharge(r *reader) {
 	defer g.mu.Unlock()
 	delete(g.readers, r)
 }
+
+// errClosing refuses what is new while the daemon stops.
+var errClosing = &fault.Error{Reason: fault.Draining, RetryAfter: 5 * time.Second, Message: "roundhouse is shutting down and takes no new requests; try again after it has restarted"}
