@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
@@ -14,9 +15,12 @@ import (
 // Attachment is a session's reference to a connection, with that session's filter.
 // Release it, or the Holder that made it.
 type Attachment struct {
+	// Constant.
 	entry  *entry
 	holder *Holder
 	want   Want
+
+	detached atomic.Bool // written with Pool.mu held
 }
 
 // ID returns the id of the connection.
@@ -40,19 +44,21 @@ func (a *Attachment) Release() {
 // live returns the connection, waiting under ctx while the entry is restarted. An
 // error with fault.SafeToRetry asks for a new attachment.
 func (a *Attachment) live(ctx context.Context) (*connection, error) {
-	if c := a.entry.conn.Load(); c != nil {
+	if c := a.entry.conn.Load(); c != nil && !a.detached.Load() {
 		return c, nil
 	}
 	p, e := a.holder.pool, a.entry
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
+		if e.state.terminal() || a.detached.Load() {
+			p.settleLocked(e) // we may have been the last who waited for it
+			err := fault.New(fault.Interrupted, "the connection to server %q has ended", e.name)
+			err.Server, err.Sent, err.Err = e.name, fault.SentNo, e.err
+			return nil, err
+		}
 		if c := e.conn.Load(); c != nil {
 			return c, nil
-		}
-		if _, attached := e.atts[a]; e.state.terminal() || !attached {
-			err := &fault.Error{Reason: fault.Interrupted, Server: e.name, Sent: fault.SentNo, Message: "the connection to server " + e.name + " has ended", Err: e.err}
-			return nil, err
 		}
 		if err := p.waitLocked(ctx, a.holder, e); err != nil {
 			return nil, err
@@ -92,7 +98,7 @@ func (a *Attachment) Note(ctx context.Context, raw []byte) error {
 
 // Join makes p known to the connection before its first call.
 func (a *Attachment) Join(p mux.Peer) {
-	if c := a.entry.conn.Load(); c != nil {
+	if c := a.entry.conn.Load(); c != nil && !a.detached.Load() {
 		c.mux.Join(p)
 	}
 }

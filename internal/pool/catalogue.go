@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -101,6 +102,7 @@ const (
 	refetchDebounce = 50 * time.Millisecond  // V1: the first wait after a change
 	refetchPause    = 250 * time.Millisecond // V1: the wait when changes keep coming
 	refetchTimeout  = time.Minute            // for one list after the start
+	staleTimeout    = 5 * time.Second        // for another try while an older list is at hand
 )
 
 // catalogue is what a connection's server lists. A list that could not be read
@@ -109,6 +111,7 @@ type catalogue struct {
 	fetch   func(ctx context.Context, k Kind, cursor []byte) ([]byte, error) // one page's raw result
 	changed func(k Kind)                                                     // after a list was replaced by a different one
 
+	// Guarded by mu, which may be taken with Pool.mu held, never the other way.
 	mu    sync.Mutex
 	lists [kinds]*Listing
 	errs  [kinds]error
@@ -116,40 +119,71 @@ type catalogue struct {
 	busy  bool // a refresher runs
 }
 
-// load reads the lists of the given kinds, at the same time.
-func (c *catalogue) load(ctx context.Context, ks []Kind) {
+// load reads the lists of the given kinds, at the same time. In the place of one
+// that cannot be read stands what it was before (R9).
+func (c *catalogue) load(ctx context.Context, ks []Kind, before [kinds]*Listing) {
 	var wg sync.WaitGroup
 	for _, k := range ks {
 		wg.Go(func() {
 			l, err := c.read(ctx, k)
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if err == nil {
-				c.lists[k] = l
+			c.lists[k], c.errs[k] = l, err
+			if err != nil {
+				c.lists[k] = before[k]
 			}
-			c.errs[k] = err
 		})
 	}
 	wg.Wait()
 }
 
-// get returns a list, reading it when it could not be read before.
+// get returns a list, trying again when it could not be read last time; if that
+// fails too it is the older one, if there is any (R9).
 func (c *catalogue) get(ctx context.Context, k Kind) (*Listing, error) {
 	c.mu.Lock()
-	l := c.lists[k]
+	old, failed := c.lists[k], c.errs[k] != nil
 	c.mu.Unlock()
-	if l != nil {
-		return l, nil
+	if old != nil && !failed {
+		return old, nil
+	}
+	if old != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, staleTimeout)
+		defer cancel()
 	}
 	l, err := c.read(ctx, k)
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.errs[k] = err
-	if err != nil {
+	switch now := c.lists[k]; {
+	case now != old: // somebody was quicker, and a change may have come since we asked
+		c.mu.Unlock()
+		return now, nil
+	case err != nil:
+		c.errs[k] = err
+		c.mu.Unlock()
+		if old != nil {
+			return old, nil
+		}
 		return nil, err
 	}
-	c.lists[k] = l
+	c.lists[k], c.errs[k] = l, nil
+	c.mu.Unlock()
+	if !same(old, l) {
+		c.changed(k) // for those who got the older one, or none
+	}
 	return l, nil
+}
+
+// differs returns the lists that are not what they were before.
+func (c *catalogue) differs(before [kinds]*Listing) []mux.List {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var lists []mux.List
+	for k, l := range c.lists {
+		if list := kindInfo[k].list; !same(before[k], l) && !slices.Contains(lists, list) {
+			lists = append(lists, list)
+		}
+	}
+	return lists
 }
 
 // peek returns what is known of a list without asking the server; nil if nothing is.
@@ -222,10 +256,14 @@ func (c *catalogue) reread(ctx context.Context, k Kind) bool {
 	}
 	old := c.lists[k]
 	c.lists[k] = l
-	return old == nil || !same(old, l)
+	return !same(old, l)
 }
 
+// same reports whether two listings are equal; nil is one that there is not.
 func same(a, b *Listing) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
 	return bytes.Equal(a.Raw, b.Raw) && slices.EqualFunc(a.Items, b.Items, func(x, y Item) bool { return bytes.Equal(x.Raw, y.Raw) })
 }
 
@@ -262,8 +300,8 @@ func (c *catalogue) read(ctx context.Context, k Kind) (*Listing, error) {
 }
 
 // parsePage takes one list result apart. An item whose key cannot be read, or
-// stands there twice, is left out, and whole is false: what was checked must be
-// what is sent (W2).
+// stands there twice or in another case, is left out. whole is false then, and when
+// that is so of the list itself: what was checked must be what is sent (W2).
 func parsePage(k Kind, raw []byte) (items []Item, next []byte, whole bool, err error) {
 	whole = true
 	info := kindInfo[k]
@@ -272,11 +310,14 @@ func parsePage(k Kind, raw []byte) (items []Item, next []byte, whole bool, err e
 		if err != nil {
 			return nil, nil, false, err
 		}
-		switch m.Key {
-		case info.member:
+		switch {
+		case m.Key == info.member:
+			whole = whole && list == nil
 			list = m.Value.Of(raw)
-		case "nextCursor":
+		case m.Key == "nextCursor":
 			next = m.Value.Of(raw)
+		case strings.EqualFold(m.Key, info.member):
+			whole = false
 		}
 	}
 	if list == nil || list[0] != '[' {
@@ -310,10 +351,10 @@ func parseItem(key string, raw []byte) (Item, error) {
 		if err != nil {
 			return it, err
 		}
-		if m.Key != key {
+		if !strings.EqualFold(m.Key, key) {
 			continue
 		}
-		if it.KeySpan.Present() {
+		if m.Key != key || it.KeySpan.Present() {
 			return it, errNoKey
 		}
 		it.KeySpan = m.Value

@@ -78,6 +78,7 @@ type connection struct {
 	mux        *mux.Mux
 	cat        *catalogue
 	ctx        context.Context // ends with the link; its cause says why
+	loss       *fault.Error    // what callers get; constant once ctx has ended
 
 	opened chan struct{} // closed by open when hand and the catalogue are there
 	hand   *Handshake    // constant once opened is closed
@@ -93,6 +94,7 @@ type dialed struct {
 	capabilities []byte // declared upstream: a JSON object
 	workspace    string
 	sole         bool
+	before       [kinds]*Listing // what the generation before listed
 	dial         Dialer
 	clientInfo   json.RawMessage
 	lost         func(*connection) // the link ended, by itself or by abort
@@ -123,17 +125,18 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 	c.cat = &catalogue{fetch: c.fetchPage, changed: func(k Kind) { d.changed(c, k) }}
 	c.wg.Go(func() {
 		err := link.Run(c)
+		c.loss = c.lossFault(err)
 		cancel(err)
-		c.mux.Lose(c.lossFault(err))
+		c.mux.Lose(c.loss)
 		d.lost(c)
 	})
 	err = c.shakeHands(ctx, d)
 	if err == nil {
-		c.cat.load(ctx, c.declared())
+		c.cat.load(ctx, c.declared(), d.before)
 		err = context.Cause(ctx)
 	}
-	if err == nil {
-		err = context.Cause(c.ctx)
+	if c.ctx.Err() != nil {
+		err = context.Cause(c.ctx) // why the handshake got no answer
 	}
 	if err != nil {
 		f := startError(ctx, d.server, begun, c, err)
@@ -144,12 +147,16 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 	return c, nil
 }
 
-// abort ends the link: calls in flight get reason. It returns at once.
-func (c *connection) abort(reason error) { c.link.Abort(reason) }
+// end ends the link. When it returns, calls in flight have got reason as their
+// error and nothing runs for the connection any more.
+func (c *connection) end(reason error) {
+	c.link.Abort(reason)
+	c.wg.Wait()
+}
 
-// close waits for everything of an aborted or lost connection, and returns when
-// its process tree is gone, or could not be ended in time. When ctx ends the tree
-// is killed at once.
+// close waits for everything of an ended or lost connection, and returns when its
+// process tree is gone, or could not be ended in time. When ctx ends the tree is
+// killed at once.
 func (c *connection) close(ctx context.Context) {
 	c.wg.Wait()
 	c.link.Close(ctx)

@@ -20,7 +20,47 @@ func (p *Pool) setLocked(e *entry, s State) {
 		e.timer = nil
 	}
 	e.state = s
-	p.cfg.Log.Info("connection "+string(s), "server", e.name, "connection", e.id, "generation", e.generation, "sessions", len(e.atts))
+	generation, sessions := e.generation, len(e.atts)
+	p.tellLocked(e, func() {
+		p.cfg.Log.Info("connection "+string(s), "server", e.name, "connection", e.id, "generation", generation, "sessions", sessions)
+	})
+}
+
+// tellLocked has f called without the lock, after whatever else is to be told of
+// the entry. What is slow to hear, a listener or the log, holds up only the rest of
+// this entry's news.
+func (p *Pool) tellLocked(e *entry, f func()) {
+	e.news = append(e.news, f)
+	if !e.telling {
+		e.telling = true
+		p.wg.Go(func() { p.tell(e) })
+	}
+}
+
+func (p *Pool) tell(e *entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(e.news) > 0 {
+		news := e.news
+		e.news = nil
+		p.mu.Unlock()
+		for _, f := range news {
+			f()
+		}
+		p.mu.Lock()
+	}
+	e.telling = false
+}
+
+// tellSessionsLocked tells everybody who is attached now.
+func (p *Pool) tellSessionsLocked(e *entry, f func(l Listener, a *Attachment)) {
+	for a := range e.atts {
+		p.tellLocked(e, func() { f(a.want.Listener, a) })
+	}
+}
+
+func (p *Pool) tellLostLocked(e *entry, err *fault.Error) {
+	p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.Lost(a, err) })
 }
 
 // spawnLocked makes an entry and dials it. id is "" for an unpooled one.
@@ -35,27 +75,15 @@ func (p *Pool) spawnLocked(id string, w Want, h *Holder) *entry {
 		e.owner = h
 	}
 	if old := p.entries[e.id]; old != nil {
-		e.generation = old.generation + 1
+		e.index, e.generation = old.index, old.generation+1 // S8: it takes the failed one's place
 		p.removeLocked(old)
+	} else {
+		e.index = p.next[e.name]
+		p.next[e.name]++
 	}
-	e.index = p.indexLocked(e)
 	p.entries[e.id] = e
 	p.dialLocked(e)
 	return e
-}
-
-// indexLocked gives an entry its index among those of its name; a shared id keeps
-// its index for good (S8).
-func (p *Pool) indexLocked(e *entry) int {
-	if i, ok := p.indexes[e.id]; ok {
-		return i
-	}
-	i := p.next[e.name]
-	p.next[e.name]++
-	if e.owner == nil {
-		p.indexes[e.id] = i
-	}
-	return i
 }
 
 // removeLocked takes a terminal entry out of the table.
@@ -74,69 +102,64 @@ func (p *Pool) removeLocked(e *entry) {
 func (p *Pool) dialLocked(e *entry) {
 	base, stop := context.WithCancelCause(context.Background())
 	e.stop = stop
-	generation := e.generation
+	generation, before := e.generation, e.before
 	p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(base, e.server.StartTimeout)
 		defer cancel()
 		c, err := open(ctx, dialed{
 			server: e.server, generation: generation, capabilities: e.capabilities, workspace: e.workspace, sole: e.owner != nil,
-			dial: p.cfg.Dial, clientInfo: p.clientInfo,
+			before: before, dial: p.cfg.Dial, clientInfo: p.clientInfo,
 			lost:    func(c *connection) { p.lost(e, c) },
 			changed: func(c *connection, k Kind) { p.listChanged(e, c, k) },
 		})
-		p.dialEnded(e, generation, c, err)
-		if err != nil && c != nil {
+		switch taken := p.dialEnded(e, generation, c, err); {
+		case taken && c.ctx.Err() != nil:
+			p.lost(e, c) // it ended before it was ours to lose
+		case !taken && c != nil:
+			c.end(errUnused)
 			p.bury(e, c)
 		}
 	})
 }
 
-// dialEnded takes the outcome of a dial, unless the entry has moved on (R8).
-func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) {
+// dialEnded takes the outcome of a dial, unless the entry has moved on (R8), and
+// reports whether the connection is now the entry's.
+func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) bool {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if e.state.terminal() || e.generation != generation {
-		p.mu.Unlock()
-		if err == nil {
-			c.abort(errUnused)
-			p.bury(e, c)
+		if c != nil {
+			p.dying[c] = e
 		}
-		return
+		return false
 	}
 	renewed := e.state == Recovering
-	e.err = err
-	if err != nil {
-		p.setLocked(e, Failed)
-		p.keepFailedLocked(e)
-	} else {
-		e.conn.Store(c)
-		p.setLocked(e, Active)
-		p.settleLocked(e)
-	}
-	close(e.ready)
-	told := attachmentsLocked(e)
 	before := e.before
 	e.before = [kinds]*Listing{}
-	p.mu.Unlock()
+	e.err = err
+	close(e.ready)
 	if err != nil {
-		p.cfg.Log.Warn("a server did not start", "server", e.name, "connection", e.id, "err", err)
-		for _, a := range told {
-			a.want.Listener.Lost(a, fault.Of(err))
+		if c != nil {
+			p.dying[c] = e
 		}
-		return
+		p.setLocked(e, Failed)
+		p.keepFailedLocked(e)
+		p.tellLocked(e, func() {
+			p.cfg.Log.Warn("a server did not start", "server", e.name, "connection", e.id, "err", err)
+		})
+		p.tellLostLocked(e, fault.Of(err))
+		return false
 	}
+	e.conn.Store(c)
+	p.setLocked(e, Active)
 	if renewed {
-		for _, a := range told {
-			a.want.Listener.Renewed(a)
-		}
-		for k, old := range before {
-			if now := c.cat.peek(Kind(k)); old != nil && now != nil && !same(old, now) {
-				p.listChanged(e, c, Kind(k))
-			}
+		p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.Renewed(a) })
+		for _, list := range c.cat.differs(before) {
+			p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.ListChanged(a, list) })
 		}
 	}
-	if context.Cause(c.ctx) != nil {
-		p.lost(e, c) // it ended before it was ours to lose
-	}
+	p.settleLocked(e)
+	return true
 }
 
 // failedShown is how long a failed entry that nobody holds is kept for show.
@@ -163,41 +186,45 @@ func (p *Pool) keepFailedLocked(e *entry) {
 // lost takes the end of a connection (R1, R2). Its calls have their errors already.
 func (p *Pool) lost(e *entry, c *connection) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if e.conn.Load() != c {
-		p.mu.Unlock()
 		return
 	}
-	f := c.lossFault(context.Cause(c.ctx))
 	e.conn.Store(nil)
-	e.err = f
+	e.err = c.loss
 	p.setLocked(e, Failed)
 	p.keepFailedLocked(e)
-	told := attachmentsLocked(e)
+	generation := e.generation
+	p.tellLocked(e, func() {
+		p.cfg.Log.Warn("connection lost", "server", e.name, "connection", e.id, "generation", generation, "err", c.loss)
+	})
+	p.tellLostLocked(e, c.loss)
+	p.dying[c] = e
 	p.wg.Go(func() { p.bury(e, c) })
-	p.mu.Unlock()
-	p.cfg.Log.Warn("connection lost", "server", e.name, "connection", e.id, "generation", e.generation, "err", f)
-	for _, a := range told {
-		a.want.Listener.Lost(a, f)
-	}
 }
 
 // keptOutput is how many lines of a dead connection's output are kept with its entry.
 const keptOutput = 200
 
-// bury closes a connection whose link has ended, or was aborted, and keeps it among
-// the dying until its process tree is gone.
+// bury closes a connection, one of the dying, whose link has ended.
 func (p *Pool) bury(e *entry, c *connection) {
-	ctx, kill := context.WithCancel(context.Background())
-	defer kill()
-	p.mu.Lock()
-	p.dying[c] = grave{e, kill}
-	p.mu.Unlock()
-	c.close(ctx)
+	c.close(p.hurry)
+	forced := context.Cause(p.hurry)
 	exit, output := c.link.Facts().Exit, c.link.Output(keptOutput)
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	e.exit, e.output = exit, output
 	delete(p.dying, c)
-	p.mu.Unlock()
+	switch {
+	case !p.drained:
+	case forced == nil:
+		p.report.Drained++
+	default:
+		p.report.Forced++
+		if forced != errForced {
+			p.report.Errors = append(p.report.Errors, e.id+" did not end in time and was killed")
+		}
+	}
 }
 
 // attachLocked makes an attachment to a live entry; a draining one is active again.
@@ -214,9 +241,10 @@ func (p *Pool) attachLocked(h *Holder, e *entry, w Want) *Attachment {
 // detachLocked ends an attachment; the second time it does nothing (S6).
 func (p *Pool) detachLocked(a *Attachment) {
 	e := a.entry
-	if _, ok := e.atts[a]; !ok {
+	if a.detached.Load() {
 		return
 	}
+	a.detached.Store(true)
 	delete(e.atts, a)
 	delete(a.holder.atts, a)
 	p.settleLocked(e)
@@ -240,64 +268,53 @@ func (p *Pool) settleLocked(e *entry) {
 		return
 	}
 	p.setLocked(e, Draining)
-	e.timer = time.AfterFunc(delay, func() { p.drainOver(e) })
+	var timer *time.Timer
+	timer = time.AfterFunc(delay, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if e.timer == timer { // else the entry went on while the timer fired
+			p.closeLocked(e, errUnused)
+		}
+	})
+	e.timer = timer
 }
 
 var errUnused = fault.New(fault.Interrupted, "the connection is closed because no session uses it")
 
-// drainOver runs when a drain timer fires.
-func (p *Pool) drainOver(e *entry) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if e.state == Draining && e.timer != nil { // else it was attached to meanwhile
-		p.closeLocked(e, errUnused)
-	}
-}
-
-// closeLocked ends an entry in any state. Its listeners are told before anything
-// is detached (R10); a dial under way is given up.
+// closeLocked ends an entry in any state. Calls in flight get reason, then the
+// listeners hear of it; nothing is detached before (R10). A dial under way is given
+// up.
 func (p *Pool) closeLocked(e *entry, reason error) {
 	if e.state.terminal() {
 		return
 	}
-	dialing := e.state == Spawning || e.state == Recovering
-	c := e.conn.Swap(nil)
-	e.err = reason
-	p.setLocked(e, Closed)
-	if dialing {
+	if e.state == Spawning || e.state == Recovering {
 		close(e.ready)
 		e.stop(reason)
 	}
-	told := attachmentsLocked(e)
+	c := e.conn.Swap(nil)
+	e.err = reason
+	p.setLocked(e, Closed)
 	p.removeLocked(e)
-	p.wg.Go(func() {
-		for _, a := range told {
-			a.want.Listener.Lost(a, fault.Of(reason))
-		}
-		if c != nil {
-			c.abort(reason)
-			p.bury(e, c)
-		}
-	})
-}
-
-func attachmentsLocked(e *entry) []*Attachment {
-	list := make([]*Attachment, 0, len(e.atts))
-	for a := range e.atts {
-		list = append(list, a)
+	if c == nil {
+		p.tellLostLocked(e, fault.Of(reason))
+		return
 	}
-	return list
+	p.dying[c] = e
+	p.wg.Go(func() {
+		c.end(reason)
+		p.mu.Lock()
+		p.tellLostLocked(e, fault.Of(reason))
+		p.mu.Unlock()
+		p.bury(e, c)
+	})
 }
 
 // listChanged tells the attached sessions that a list differs (V1).
 func (p *Pool) listChanged(e *entry, c *connection, k Kind) {
 	p.mu.Lock()
-	var told []*Attachment
+	defer p.mu.Unlock()
 	if e.conn.Load() == c {
-		told = attachmentsLocked(e)
-	}
-	p.mu.Unlock()
-	for _, a := range told {
-		a.want.Listener.ListChanged(a, kindInfo[k].list)
+		p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.ListChanged(a, kindInfo[k].list) })
 	}
 }

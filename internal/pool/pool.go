@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,24 +49,23 @@ type Config struct {
 // Pool holds the connections. Its methods may be called at any time. Drain ends
 // it for good; a Pool that is not drained leaks its connections.
 type Pool struct {
+	// Constant after New.
 	cfg        Config
 	key        []byte // of fingerprints; never leaves the process (K4)
 	clientInfo json.RawMessage
-	wg         sync.WaitGroup // dials and closings
+	hurry      context.Context // ends when connections are to be closed without waiting
+	hurryNow   context.CancelCauseFunc
 
+	wg sync.WaitGroup // dials, closings and the telling of news; Drain joins it
+
+	// Guarded by mu.
 	mu       sync.Mutex
-	entries  map[string]*entry // by id; failed ones too, for a while or until they are replaced
-	dying    map[*connection]grave
-	indexes  map[string]int // id → index among the shared entries of its name (S8)
-	next     map[string]int // name → next index
+	entries  map[string]*entry      // by id; failed ones too, for a while or until they are replaced
+	dying    map[*connection]*entry // connections that have ended but whose processes may still live
+	next     map[string]int         // server name → index of its next entry (S8)
 	unpooled uint64
 	drained  bool
-}
-
-// grave is a connection that has ended but whose processes may still live.
-type grave struct {
-	entry *entry
-	kill  context.CancelFunc // ends the polite part of its closing
+	report   DrainReport // of what ended since drained was set
 }
 
 // New returns an empty pool.
@@ -82,8 +82,10 @@ func New(cfg Config) *Pool {
 	if err != nil {
 		panic(err) // two strings
 	}
-	return &Pool{cfg: cfg, key: key, clientInfo: info,
-		entries: map[string]*entry{}, dying: map[*connection]grave{}, indexes: map[string]int{}, next: map[string]int{}}
+	p := &Pool{cfg: cfg, key: key, clientInfo: info,
+		entries: map[string]*entry{}, dying: map[*connection]*entry{}, next: map[string]int{}}
+	p.hurry, p.hurryNow = context.WithCancelCause(context.Background())
+	return p
 }
 
 // entry is one connection id. Its fields below constant are guarded by Pool.mu and
@@ -111,6 +113,8 @@ type entry struct {
 	exit       string          // how the last process ended
 	output     []string        // what it wrote last
 	before     [kinds]*Listing // the catalogue before a restart
+	news       []func()        // for listeners and the log, to be told in this order
+	telling    bool            // a goroutine tells it
 }
 
 // Want is what a session asks the pool for.
@@ -213,6 +217,9 @@ func (p *Pool) waitLocked(ctx context.Context, h *Holder, e *entry) error {
 	}
 	p.mu.Lock()
 	e.waiters--
+	if err == nil && h.released {
+		err = ErrReleased // S4: both happened before we looked
+	}
 	switch {
 	case err == nil: // the caller goes on with the entry
 	case e.owner != nil && e.waiters == 0 && len(e.atts) == 0:
@@ -246,51 +253,43 @@ func (h *Holder) Release() {
 	}
 }
 
-// DrainReport says how a drain went.
+// DrainReport says how a drain went. It counts the connections that lived or were
+// still ending when the drain began.
 type DrainReport struct {
-	Drained int      // connections that ended in time
-	Forced  int      // those whose processes had to be killed at the deadline
+	Drained int      // those that ended in time
+	Forced  int      // those that were killed, at the deadline or by wish
 	Errors  []string // what went wrong, one line each
 }
+
+// errForced is why connections are closed in a hurry when a caller of Drain wants it.
+var errForced = errors.New("the drain is forced")
 
 // Drain ends the pool for good (R10): acquires are refused, dials are given up,
 // sessions hear of the loss, and all connections are closed at the same time. With
 // force, or when ctx ends, processes are killed without waiting for them. It
-// returns when everything is gone or was killed. A second call waits likewise.
+// returns when everything is gone or was killed. A second call waits likewise, may
+// force what the first one waits for, and gets the same report.
 func (p *Pool) Drain(ctx context.Context, force bool) DrainReport {
-	var report DrainReport
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	if force {
-		cancel(errors.New("forced"))
+		p.hurryNow(errForced)
 	}
 	p.mu.Lock()
 	p.drained = true
 	for _, e := range p.entries {
-		if !e.state.terminal() {
-			report.Drained++
+		if e.state.terminal() {
+			p.removeLocked(e)
+		} else {
 			p.closeLocked(e, drainingFault())
 		}
 	}
 	p.mu.Unlock()
 
-	done := make(chan struct{})
-	go func() {
-		p.wg.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		p.mu.Lock()
-		for _, g := range p.dying {
-			report.Forced++
-			report.Drained--
-			report.Errors = append(report.Errors, g.entry.id+" did not end in time and was killed")
-			g.kill()
-		}
-		p.mu.Unlock()
-		<-done
-	}
+	stop := context.AfterFunc(ctx, func() { p.hurryNow(context.Cause(ctx)) })
+	p.wg.Wait()
+	stop()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	report := p.report
+	report.Errors = slices.Clone(report.Errors)
 	return report
 }

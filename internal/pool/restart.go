@@ -1,8 +1,10 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"roundhouse/internal/fault"
@@ -20,23 +22,38 @@ type Restarted struct {
 
 // Restart ends and starts anew every connection of a server, at the same time;
 // attachments stay. Calls in flight are interrupted. A restart under way is waited
-// for instead of being doubled. No connection: no result. ctx bounds the waiting,
-// not the restarts.
+// for instead of being doubled. The results are in the order of the indexes; without
+// a connection, or once the pool drains, there are none. ctx bounds the waiting, not
+// the restarts.
 func (p *Pool) Restart(ctx context.Context, name string) []Restarted {
 	begun := time.Now()
-	p.mu.Lock()
-	var entries []*entry
-	for _, e := range p.entries {
-		if e.name == name {
-			entries = append(entries, p.restartLocked(e))
-		}
-	}
-	p.mu.Unlock()
+	entries := p.restartAll(name)
 	results := make([]Restarted, 0, len(entries))
 	for _, e := range entries {
 		results = append(results, p.restarted(ctx, e, begun))
 	}
 	return results
+}
+
+// restartAll puts the entries of a server into recovery and returns them in the order
+// of their indexes.
+func (p *Pool) restartAll(name string) []*entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.drained {
+		return nil
+	}
+	var entries []*entry
+	for _, e := range p.entries {
+		if e.name == name {
+			entries = append(entries, e)
+		}
+	}
+	slices.SortFunc(entries, func(a, b *entry) int { return cmp.Compare(a.index, b.index) })
+	for i, e := range entries {
+		entries[i] = p.restartLocked(e)
+	}
+	return entries
 }
 
 // restartLocked puts a live entry into recovery and returns it; for a failed one it
@@ -56,8 +73,9 @@ func (p *Pool) restartLocked(e *entry) *entry {
 		e.ready = make(chan struct{})
 		p.setLocked(e, Recovering)
 		generation := e.generation
+		p.dying[old] = e
 		p.wg.Go(func() {
-			old.abort(fault.New(fault.Interrupted, "server %q is being restarted", e.name))
+			old.end(fault.New(fault.Interrupted, "server %q is being restarted", e.name))
 			p.bury(e, old)
 			p.mu.Lock()
 			defer p.mu.Unlock()

@@ -46,10 +46,10 @@ func (p *Pool) Snapshot() []Info {
 	for _, e := range p.entries {
 		parts = append(parts, part{e.infoLocked(), e.conn.Load()})
 	}
-	for c, g := range p.dying {
-		info := g.entry.infoLocked()
+	for c, e := range p.dying {
+		info := e.infoLocked()
 		info.Dying = true
-		if !g.entry.state.terminal() { // a restart: the entry itself is listed too
+		if !e.state.terminal() { // a restart: the entry itself is listed too
 			info.State, info.Refs, info.Sessions = Closed, 0, []string{}
 		}
 		info.Generation = c.generation
