@@ -14,6 +14,8 @@ import (
 type Config struct {
 	File           string   // absolute path of the file it came from, or ""
 	Listen         string   // host:port of the HTTP listener
+	ListenGiven    bool     // whether somebody chose Listen: the file, ROUNDHOUSE_LISTEN or --listen
+	Socket         string   // absolute path of the unix socket for local callers ("socket"); "" on Windows, which has none
 	PublicNames    []string // host names, beside loopback, under which clients reach us ("publicNames")
 	AllowedOrigins []string // browser origins that may send requests ("allowedOrigins")
 	StateDir       string   // directory of the journal and, later, the database ("stateDir")
@@ -22,6 +24,7 @@ type Config struct {
 	Pool           Pool
 	Gateway        Gateway
 	Shutdown       Shutdown
+	Autostart      Autostart
 	Servers        []*Server // in the order of the file, disabled ones too; an entry whose name nothing can address is only a problem
 	Problems       []Problem // warnings, and errors that disabled one server
 }
@@ -66,6 +69,13 @@ type Gateway struct {
 type Shutdown struct {
 	Grace time.Duration // for requests in flight; 10 s
 	Total time.Duration // for everything; 30 s
+}
+
+// Autostart is the "autostart" section: what "roundhouse connect" does when no
+// daemon runs, and how long a daemon lives that was started so (H8).
+type Autostart struct {
+	Enabled  bool          // false: connect starts none
+	IdleExit time.Duration // without a session that is awake or connected; 30 min
 }
 
 // Transport is how a server is reached.

@@ -31,13 +31,14 @@ func server(t testing.TB, entry string, pairs ...string) *config.Server {
 
 // Every default has the value that the table of defaults gives.
 func TestDefaults(t *testing.T) {
-	got, err := config.Load(config.Options{Env: env("HOME", "/home/me")})
+	got, err := config.Load(config.Options{Env: env("HOME", "/home/me", "XDG_RUNTIME_DIR", "/run/me")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := &config.Config{
 		Listen:   "127.0.0.1:7420",
 		StateDir: "/home/me/.local/state/roundhouse",
+		Socket:   "/run/me/roundhouse/roundhouse.sock",
 		Sessions: config.Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour},
 		Pool: config.Pool{
 			Enabled: true, Transports: []config.Transport{config.Stdio, config.WebSocket}, DrainDelay: 30 * time.Second, MaxIdle: 5 * time.Minute,
@@ -45,7 +46,8 @@ func TestDefaults(t *testing.T) {
 		Gateway: config.Gateway{
 			MaxBody: 64 << 20, KeepAlive: 15 * time.Second, WriteDeadline: 10 * time.Second, ListWait: 15 * time.Second, InteractiveTimeout: 10 * time.Minute,
 		},
-		Shutdown: config.Shutdown{Grace: 10 * time.Second, Total: 30 * time.Second},
+		Shutdown:  config.Shutdown{Grace: 10 * time.Second, Total: 30 * time.Second},
+		Autostart: config.Autostart{Enabled: true, IdleExit: 30 * time.Minute},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
@@ -94,6 +96,69 @@ func TestPrecedence(t *testing.T) {
 		if c.Listen != test.listen || c.StateDir != test.stateDir {
 			t.Errorf("%s: listen %s, stateDir %s", test.name, c.Listen, c.StateDir)
 		}
+	}
+}
+
+// H8: a daemon and those who look for it find the same socket, also where a host
+// passes on few variables.
+func TestSocket(t *testing.T) {
+	home := []string{"HOME", "/home/me"}
+	run := append(home, "XDG_RUNTIME_DIR", "/run/me")
+	for _, test := range []struct {
+		name, file string
+		vars       []string
+		flags      config.Overrides
+		want       string
+	}{
+		{"the runtime directory", `{"mcpServers": {}}`, run, config.Overrides{}, "/run/me/roundhouse/roundhouse.sock"},
+		{"a state directory of its own", `{"mcpServers": {}, "stateDir": "/s"}`, run, config.Overrides{}, "/s/roundhouse.sock"},
+		{"and by flag", `{"mcpServers": {}}`, run, config.Overrides{StateDir: "/f"}, "/f/roundhouse.sock"},
+		{"and by variable", `{"mcpServers": {}}`, append(run, "ROUNDHOUSE_STATE_DIR", "/v"), config.Overrides{}, "/v/roundhouse.sock"},
+		{"the file", `{"mcpServers": {}, "socket": "a/b.sock"}`, run, config.Overrides{}, "/conf/a/b.sock"},
+		{"the file, from home", `{"mcpServers": {}, "socket": "~/b.sock"}`, run, config.Overrides{}, "/home/me/b.sock"},
+		{"the variable", `{"mcpServers": {}, "socket": "a"}`, append(run, "ROUNDHOUSE_SOCKET", "/v.sock"), config.Overrides{}, "/v.sock"},
+		{"the flag", `{"mcpServers": {}, "socket": "a"}`, append(run, "ROUNDHOUSE_SOCKET", "/v.sock"), config.Overrides{Socket: "/f.sock"}, "/f.sock"},
+	} {
+		c, err := config.Parse("/conf/mcp.json", []byte(test.file), config.Options{Env: env(test.vars...), Overrides: test.flags})
+		if err != nil || c.Socket != test.want {
+			t.Errorf("%s: %+v, %v; want %s", test.name, c, err, test.want)
+		}
+	}
+	if c, err := config.Load(config.Options{Env: env(home...)}); err != nil || !strings.HasSuffix(c.Socket, "/roundhouse/roundhouse.sock") {
+		t.Errorf("without a runtime directory: %+v, %v", c, err)
+	}
+	if _, err := parse(t, `{"mcpServers": {}, "socket": ""}`); err == nil {
+		t.Error("an empty socket is accepted")
+	}
+}
+
+// H8: a daemon that was started for a shim listens on TCP only if somebody said so.
+func TestListenGiven(t *testing.T) {
+	for _, test := range []struct {
+		name, file string
+		vars       []string
+		flags      config.Overrides
+		want       bool
+	}{
+		{"default", `{"mcpServers": {}}`, nil, config.Overrides{}, false},
+		{"file", `{"mcpServers": {}, "listen": "127.0.0.1:7420"}`, nil, config.Overrides{}, true},
+		{"variable", `{"mcpServers": {}}`, []string{"ROUNDHOUSE_LISTEN", "127.0.0.1:1"}, config.Overrides{}, true},
+		{"flag", `{"mcpServers": {}}`, nil, config.Overrides{Listen: "127.0.0.1:1"}, true},
+	} {
+		c, err := config.Parse("/conf/mcp.json", []byte(test.file), config.Options{Env: env(append(test.vars, "HOME", "/h")...), Overrides: test.flags})
+		if err != nil || c.ListenGiven != test.want {
+			t.Errorf("%s: %+v, %v", test.name, c, err)
+		}
+	}
+}
+
+func TestAutostart(t *testing.T) {
+	c, err := parse(t, `{"mcpServers": {}, "autostart": {"enabled": false, "idleExit": "1m"}}`)
+	if err != nil || c.Autostart != (config.Autostart{IdleExit: time.Minute}) {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if _, err := parse(t, `{"mcpServers": {}, "autostart": {"idleExit": "0s"}}`); err == nil {
+		t.Error("a daemon that ends at once is accepted")
 	}
 }
 
@@ -412,7 +477,7 @@ func TestHugeFilesAreRefused(t *testing.T) {
 
 // Settings for which this version has no code yet are errors, not silent.
 func TestLaterSettingsAreErrors(t *testing.T) {
-	for _, setting := range []string{`"llm": {}`, `"store": ""`, `"autostart": {}`, `"sessions": {"kinds": {}}`, `"pool": {"budget": {}}`} {
+	for _, setting := range []string{`"llm": {}`, `"store": ""`, `"sessions": {"kinds": {}}`, `"pool": {"budget": {}}`} {
 		if _, err := parse(t, `{"mcpServers": {}, `+setting+`}`); err == nil || !strings.Contains(err.Error(), "does not have this setting yet") {
 			t.Errorf("%s: %v", setting, err)
 		}

@@ -31,7 +31,7 @@ func env(pairs ...string) func(string) (string, bool) {
 
 // corpusEnv is the environment in which the corpus is read.
 var corpusEnv = env(
-	"HOME", "/home/me", "TOKEN", "token-0123456789abcdef", "OTHER_TOKEN", "other-0123456789abcdef",
+	"HOME", "/home/me", "XDG_RUNTIME_DIR", "/run/me", "TOKEN", "token-0123456789abcdef", "OTHER_TOKEN", "other-0123456789abcdef",
 	"BEARER_TOKEN", "bearer token-0123", "EMPTY", "", "LINES", "a\r\nB: c",
 )
 
@@ -91,6 +91,7 @@ func render(c *config.Config, err error) string {
 	}
 	defaults := *config.Defaults()
 	defaults.StateDir = "/home/me/.local/state/roundhouse"
+	defaults.Socket = "/run/me/roundhouse/roundhouse.sock"
 	settings := *c
 	settings.Servers, settings.Problems = nil, nil
 	renderFields(&b, "", reflect.ValueOf(settings), reflect.ValueOf(defaults))

@@ -7,7 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 )
 
 // Options is where a configuration comes from. A flag wins over the environment,
@@ -23,6 +25,7 @@ type Options struct {
 type Overrides struct {
 	Listen   string
 	StateDir string // relative to the working directory
+	Socket   string // relative to the working directory
 	NoPool   bool
 }
 
@@ -30,6 +33,7 @@ type Overrides struct {
 const (
 	envListen   = "ROUNDHOUSE_LISTEN"
 	envStateDir = "ROUNDHOUSE_STATE_DIR"
+	envSocket   = "ROUNDHOUSE_SOCKET"
 	envNoPool   = "ROUNDHOUSE_NO_POOL" // 1 or true, 0 or false
 )
 
@@ -98,6 +102,7 @@ func newReader(file string, o Options) *reader {
 func (r *reader) finish(d *document, flags Overrides) (*Config, error) {
 	r.overrideListen(d, flags)
 	r.overrideStateDir(d, flags)
+	r.overrideSocket(d, flags)
 	r.overridePool(d, flags)
 	r.readServers(d)
 	problems := r.sorted()
@@ -123,6 +128,7 @@ func (r *reader) overrideListen(d *document, flags Overrides) {
 	if flags.Listen != "" {
 		d.Listen, from = flags.Listen, "--listen"
 	}
+	d.ListenGiven = d.ListenGiven || from != ""
 	if err := checkListen(d.Listen); err != nil {
 		r.errorOutside(from, err.Error())
 		return
@@ -139,21 +145,61 @@ func (r *reader) overrideListen(d *document, flags Overrides) {
 }
 
 func (r *reader) overrideStateDir(d *document, flags Overrides) {
-	dir, from := flags.StateDir, "--state-dir"
-	if dir == "" {
-		dir, _ = r.env(envStateDir)
-		from = envStateDir
-	}
-	if dir != "" {
-		absolute, err := filepath.Abs(dir)
-		if err != nil {
-			r.errorOutside(from, "the working directory is not known: give an absolute path")
-		}
-		d.StateDir = absolute
+	if dir := r.overridePath(envStateDir, "--state-dir", flags.StateDir); dir != "" {
+		d.StateDir, d.ownState = dir, true
 	}
 	if d.StateDir == "" {
 		r.errorOutside("stateDir", "the home directory is not known; set HOME, or give a stateDir")
 	}
+}
+
+// overrideSocket settles where the socket is: a daemon and the programs that look
+// for it come to the same path if they read the same configuration.
+func (r *reader) overrideSocket(d *document, flags Overrides) {
+	if path := r.overridePath(envSocket, "--socket", flags.Socket); path != "" {
+		d.Socket = path
+	}
+	if d.Socket != "" || runtime.GOOS == "windows" {
+		return
+	}
+	dir := d.StateDir
+	if run := runtimeDir(r.env); run != "" && !d.ownState {
+		dir = filepath.Join(run, "roundhouse")
+	}
+	d.Socket = filepath.Join(dir, "roundhouse.sock")
+}
+
+// runtimeDir is the user's directory for sockets, or "". Hosts that start MCP servers
+// with a few chosen variables leave out XDG_RUNTIME_DIR, so its usual value counts
+// too.
+func runtimeDir(env func(string) (string, bool)) string {
+	if dir, _ := env("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		return dir
+	}
+	if runtime.GOOS == "linux" {
+		dir := filepath.Join("/run/user", strconv.Itoa(os.Getuid()))
+		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+			return dir
+		}
+	}
+	return ""
+}
+
+// overridePath returns the absolute path that a flag or else a variable gives, or "".
+func (r *reader) overridePath(variable, flag, path string) string {
+	from := flag
+	if path == "" {
+		path, _ = r.env(variable)
+		from = variable
+	}
+	if path == "" {
+		return ""
+	}
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		r.errorOutside(from, "the working directory is not known: give an absolute path")
+	}
+	return absolute
 }
 
 func (r *reader) overridePool(d *document, flags Overrides) {

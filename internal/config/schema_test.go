@@ -47,7 +47,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			key := path + strings.ToLower(name[:1]) + name[1:]
 			switch value := v.Field(i).Interface().(type) {
 			case []*config.Server, []config.Problem:
-			case config.Sessions, config.Pool, config.Gateway, config.Shutdown, config.Auth:
+			case config.Sessions, config.Pool, config.Gateway, config.Shutdown, config.Autostart, config.Auth:
 				walk(key+".", v.Field(i))
 			case time.Duration:
 				text, _ := property(t, tree, key)["default"].(string)
@@ -56,8 +56,8 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 				}
 			default:
 				switch key {
-				case "file":
-				case "stateDir", "auth.tokens", "publicNames", "allowedOrigins":
+				case "file", "listenGiven":
+				case "stateDir", "socket", "auth.tokens", "publicNames", "allowedOrigins":
 					if d, ok := property(t, tree, key)["default"]; ok {
 						t.Errorf("%s has the default %v", key, d)
 					}
@@ -125,6 +125,7 @@ func TestSchemaDefaultsCanBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	got.Servers[0].Position, want.Servers[0].Position = "", ""
+	want.ListenGiven = true
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s gives %+v\nwant %+v", text, got, want)
 	}

@@ -22,6 +22,7 @@ type document struct {
 	Config
 	servers  []node // the objects that hold server entries
 	listenAt node   // where "listen" stands, or zero
+	ownState bool   // whether somebody chose StateDir
 }
 
 // Defaults returns the configuration without a file, flags, or variables that set
@@ -48,7 +49,8 @@ func defaults(env func(string) (string, bool)) *Config {
 			ListWait:           15 * time.Second,
 			InteractiveTimeout: 10 * time.Minute,
 		},
-		Shutdown: Shutdown{Grace: 10 * time.Second, Total: 30 * time.Second},
+		Shutdown:  Shutdown{Grace: 10 * time.Second, Total: 30 * time.Second},
+		Autostart: Autostart{Enabled: true, IdleExit: 30 * time.Minute},
 	}
 }
 
@@ -108,6 +110,11 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 		doc: "The directory of the daemon's own files; ~ and variables are expanded, and a relative one is relative to this file. " +
 			"The default is roundhouse in $XDG_STATE_HOME, or ~/.local/state/roundhouse. ROUNDHOUSE_STATE_DIR and --state-dir win over it.",
 		kind: custom[document]{from: readStateDir, shape: func(*document) schema { return schema{"type": "string"} }},
+	}, {
+		name: "socket",
+		doc: "The unix socket on which the daemon serves this user's own programs without a token, \"roundhouse connect\" first of all; ~ and variables are expanded, and a relative one is relative to this file. " +
+			"The default is roundhouse/roundhouse.sock in the user's runtime directory ($XDG_RUNTIME_DIR), or roundhouse.sock in stateDir if there is none or if stateDir was chosen. ROUNDHOUSE_SOCKET and --socket win over it.",
+		kind: custom[document]{from: readSocket, shape: func(*document) schema { return schema{"type": "string"} }},
 	}, {
 		name: "auth",
 		doc:  "Who may come in.",
@@ -205,7 +212,19 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 	},
 	{name: "llm", kind: later[document]{}},
 	{name: "store", kind: later[document]{}},
-	{name: "autostart", kind: later[document]{}},
+	{
+		name: "autostart",
+		doc:  "Whether \"roundhouse connect\" starts a daemon where none runs, and how long that one lives.",
+		kind: section[document]{object: object[document]{fields: []field[document]{{
+			name: "enabled",
+			doc:  "False makes \"roundhouse connect\" wait for a daemon that somebody else starts.",
+			kind: flag[document]{at: func(d *document) *bool { return &d.Autostart.Enabled }},
+		}, {
+			name: "idleExit",
+			doc:  "How long a daemon that was started so stays when no session is awake and no client connected.",
+			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Autostart.IdleExit }},
+		}}}},
+	},
 }}
 
 // serverMap only notes where the server entries are: how they are read depends on
@@ -267,7 +286,7 @@ func readListen(r *reader, n node, d *document) {
 		r.errorAt(n, "%v", err)
 		return
 	}
-	d.Listen, d.listenAt = text, n
+	d.Listen, d.listenAt, d.ListenGiven = text, n, true
 }
 
 var errListen = errors.New(`must be a host and a port, such as "127.0.0.1:7420"`)
@@ -298,21 +317,35 @@ func (c *Config) BeyondLoopback() bool {
 }
 
 func readStateDir(r *reader, n node, d *document) {
-	dir, ok := r.expanded(n, ordinary)
-	if !ok {
-		return
+	if dir, ok := r.path(n); ok {
+		d.StateDir, d.ownState = dir, true
 	}
-	dir, err := expandHome(dir, r.env)
+}
+
+func readSocket(r *reader, n node, d *document) {
+	if path, ok := r.path(n); ok {
+		d.Socket = path
+	}
+}
+
+// path reads the path of a file or directory and makes it absolute.
+func (r *reader) path(n node) (string, bool) {
+	path, ok := r.expanded(n, ordinary)
+	if !ok {
+		return "", false
+	}
+	path, err := expandHome(path, r.env)
 	switch {
 	case err != nil:
 		r.errorAt(n, "%v", err)
-	case dir == "":
+		return "", false
+	case path == "":
 		r.errorAt(n, "must not be empty")
-	case filepath.IsAbs(dir):
-		d.StateDir = filepath.Clean(dir)
-	default:
-		d.StateDir = filepath.Join(r.dir, dir)
+		return "", false
+	case filepath.IsAbs(path):
+		return filepath.Clean(path), true
 	}
+	return filepath.Join(r.dir, path), true
 }
 
 func checkShutdown(r *reader, n node, d *document, _ seen) {
