@@ -108,13 +108,14 @@ func TestKilledDaemonLeavesNothing(t *testing.T) {
 func TestNextStartEndsWhatIsLeft(t *testing.T) {
 	f := newFixture(t)
 	d := f.daemon(
-		`setsid sh -c 'trap "" TERM HUP; sleep 600; sleep 600' & exec cat`,
+		`setsid sh -c 'trap "" TERM HUP; sleep 600; sleep 600' & sleep 600; exit`,
 		`setsid sh -c 'env -i sleep 600; exit' & exec cat`,
 	)
 	eventually(t, "the grandchildren", func() bool { return len(f.tagged()) >= 5 })
 	kill(t, d.reapers[1], unix.SIGSTOP)
 	kill(t, d.reapers[0], unix.SIGKILL)
 	d.kill()
+	// P1: the death of the reaper ends the server, even with no daemon to see it.
 	eventually(t, "the first leader to end", func() bool { return dead(d.servers[0]) })
 
 	m, err := NewManager(Config{StateDir: d.state})
