@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -148,16 +149,14 @@ func (s *stream) queueLocked(q queued) (slow bool) {
 
 // dropNotesLocked drops the oldest frames that are no answers, for as long as it must.
 func (s *stream) dropNotesLocked(must func() bool) {
-	kept := s.queue[:0]
-	for _, q := range s.queue {
-		if q.answer || !must() {
-			kept = append(kept, q)
+	for i := 0; i < len(s.queue) && must(); {
+		if s.queue[i].answer {
+			i++
 			continue
 		}
-		s.countLocked(-q.p.Len())
+		s.countLocked(-s.queue[i].p.Len())
+		s.queue = slices.Delete(s.queue, i, i+1)
 	}
-	clear(s.queue[len(kept):])
-	s.queue = kept
 }
 
 // takeLocked takes what waits out of the queue.
