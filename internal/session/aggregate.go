@@ -259,12 +259,13 @@ func (s *Session) completion(k *call, f wire.Frame, r wire.Routing) {
 			continue
 		}
 		key, err := wire.Text(m.Value.Of(ref))
-		if err == nil {
-			if m.Key == "name" {
-				b, own, err = s.resolveName(k.c, pool.Prompts, key)
-			} else {
-				b, own, err = s.resolveURI(k.c, key)
-			}
+		switch {
+		case err != nil:
+			err = &wire.ParseFailure{Code: wire.InvalidParams, Message: "params.ref." + m.Key + " must be a string"}
+		case m.Key == "name":
+			b, own, err = s.resolveName(k.c, pool.Prompts, key)
+		default:
+			b, own, err = s.resolveURI(k.c, key)
 		}
 		if err != nil {
 			k.fail(err)
