@@ -69,6 +69,10 @@ type Hello struct {
 	Scope     string // the server, or "" for the aggregate
 	Frame     wire.Frame
 	Stream    Stream
+	// AsksAfter is the number after which the ids of requests to the client begin. A
+	// client that continues another one, as a shim's does after a redial, must not take
+	// a late answer to its predecessor for one to itself. 0 begins with 1.
+	AsksAfter uint64
 }
 
 // Initialize makes a client and its session, and returns the answer to its
@@ -81,7 +85,7 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 			return nil, mux.Pieces{}, err
 		}
 	}
-	c := &Client{id: h.ClientID, scope: h.Scope, created: time.Now(), stream: h.Stream, calls: map[string]*call{}}
+	c := &Client{id: h.ClientID, scope: h.Scope, created: time.Now(), stream: h.Stream, asks: h.AsksAfter, calls: map[string]*call{}}
 	if err := c.readHello(h.Frame); err != nil {
 		return nil, mux.Pieces{}, err
 	}

@@ -145,11 +145,15 @@ func (s *Session) enter() error {
 	return nil
 }
 
-// refusalLocked returns why the session takes no requests, or nil.
+// refusalLocked returns why the session takes no requests, or nil. A request that is
+// refused because roundhouse stops may be sent to its successor: it says sent: no,
+// which the error of a call that was in flight at the end of the grace does not.
 func (s *Session) refusalLocked() error {
 	switch {
 	case s.m.draining:
-		return drainingFault()
+		err := drainingFault()
+		err.Sent = fault.SentNo
+		return err
 	case s.state == Draining || s.state == Closed:
 		return s.cause
 	}
