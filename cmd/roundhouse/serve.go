@@ -46,11 +46,12 @@ second does not, the third ends at once.`,
 			for _, p := range cfg.Problems {
 				fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: %s\n", p)
 			}
-			ctx, hurry, stop := signals(cmd.Context())
+			ctx, hurry, stop := signals(cmd.Context(), cmd.ErrOrStderr())
 			defer stop()
 			return daemon.Run(ctx, hurry, daemon.Options{
 				Config: cfg, Version: currentVersion(), Log: log,
-				Ready: func(addr net.Addr) { welcome(cmd.ErrOrStderr(), cfg, addr) },
+				Ready:   func(addr net.Addr) { welcome(cmd.ErrOrStderr(), cfg, addr) },
+				Stopped: func(s daemon.Summary) { fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: stopped: %s\n", s) },
 			})
 		},
 	}
@@ -79,9 +80,10 @@ func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	return nil, usageError{fmt.Errorf("--log-format must be text or json, not %q", format)}
 }
 
-// signals returns a context that ends at the first SIGINT or SIGTERM, and one that
-// ends at the second; the third ends the process as if nobody listened.
-func signals(parent context.Context) (first, second context.Context, stop func()) {
+// signals returns a context that ends at the first SIGINT or SIGTERM, which it
+// acknowledges on w, and one that ends at the second; the third ends the process as
+// if nobody listened.
+func signals(parent context.Context, w io.Writer) (first, second context.Context, stop func()) {
 	first, endFirst := context.WithCancelCause(parent)
 	second, endSecond := context.WithCancelCause(context.WithoutCancel(parent))
 	c := make(chan os.Signal, 1)
@@ -90,9 +92,12 @@ func signals(parent context.Context) (first, second context.Context, stop func()
 	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
 	go func() {
 		defer close(joined)
-		for _, end := range []context.CancelCauseFunc{endFirst, endSecond} {
+		for i, end := range []context.CancelCauseFunc{endFirst, endSecond} {
 			select {
 			case s := <-c:
+				if i == 0 {
+					fmt.Fprintf(w, "roundhouse: stopping: %s signal received; another one ends calls in flight, a third one everything\n", s)
+				}
 				end(fmt.Errorf("%s signal received", s))
 			case <-done:
 				return
@@ -120,10 +125,15 @@ func welcome(w io.Writer, cfg *config.Config, addr net.Addr) {
 		}
 	}
 	fmt.Fprintf(w, "roundhouse: point a client at it, for example:\n")
-	fmt.Fprintf(w, "roundhouse:   claude mcp add --transport http roundhouse %s/mcp\n", base)
-	fmt.Fprintf(w, "roundhouse:   {\"mcpServers\": {\"roundhouse\": {\"type\": \"http\", \"url\": \"%s/mcp\"}}}\n", base)
+	option, member := "", ""
 	if len(cfg.Auth.Tokens) > 0 {
-		fmt.Fprintf(w, "roundhouse: clients need the header Authorization: Bearer TOKEN\n")
+		option = ` --header "Authorization: Bearer TOKEN"`
+		member = `, "headers": {"Authorization": "Bearer TOKEN"}`
+	}
+	fmt.Fprintf(w, "roundhouse:   claude mcp add --transport http roundhouse %s/mcp%s\n", base, option)
+	fmt.Fprintf(w, "roundhouse:   {\"mcpServers\": {\"roundhouse\": {\"type\": \"http\", \"url\": \"%s/mcp\"%s}}}\n", base, member)
+	if len(cfg.Auth.Tokens) > 0 {
+		fmt.Fprintf(w, "roundhouse:   where TOKEN is one of auth.tokens\n")
 	}
 }
 

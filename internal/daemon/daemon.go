@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"roundhouse/internal/config"
@@ -28,6 +29,36 @@ type Options struct {
 	Log     *slog.Logger
 	// Ready is called with the address once requests are served; nil is fine.
 	Ready func(addr net.Addr)
+	// Stopped is called when everything has ended that Ready spoke of; nil is fine.
+	Stopped func(Summary)
+}
+
+// Summary says how a daemon ended.
+type Summary struct {
+	Sessions    int           // that were open
+	Interrupted int           // calls that got an error because their grace was over
+	Connections int           // to servers, that were open
+	Killed      int           // those of them whose servers had to be killed at the deadline
+	Took        time.Duration // from the signal
+}
+
+// String is the summary for people, in one line.
+func (s Summary) String() string {
+	text := fmt.Sprintf("%s and %s ended", counted(s.Sessions, "session"), counted(s.Connections, "connection"))
+	if s.Interrupted > 0 {
+		text += fmt.Sprintf(", %s interrupted", counted(s.Interrupted, "call"))
+	}
+	if s.Killed > 0 {
+		text += fmt.Sprintf(", %s killed at the deadline", counted(s.Killed, "server"))
+	}
+	return text + ", in " + s.Took.Round(time.Millisecond).String()
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // undo is a stack of what must be done to take back what was started.
@@ -84,6 +115,13 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s.control.Register(s.front)
 
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
+	if ctx.Err() != nil { // told to stop before it had started
+		if err == nil {
+			err = listener.Close()
+		}
+		log.Info("stopping", "cause", context.Cause(ctx), "err", err)
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w; choose another address with --listen", cfg.Listen, err)
 	}
@@ -100,6 +138,7 @@ type server struct {
 	control  *control.Control
 	http     *http.Server
 	served   chan error
+	silent   silent
 }
 
 // headerTimeout bounds how long a connection may take to send its request headers.
@@ -115,6 +154,7 @@ func (s *server) serve(ctx context.Context, listener net.Listener) error {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       2 * time.Minute,
 		Protocols:         &protocols,
+		ConnState:         s.silent.changed,
 		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
 	}
 	s.served = make(chan error, 1)
@@ -152,13 +192,71 @@ func (s *server) stop(hurry context.Context) {
 	}
 	s.sessions.Drain()
 	left := s.sessions.Wait(grace)
+	open := s.connections()
 	ended := s.sessions.Shutdown(total)
 	report := s.pool.Drain(total, false)
 	if s.http != nil {
+		s.silent.close()
 		if err := s.http.Shutdown(total); err != nil {
 			s.Log.Warn("connections were cut off", "err", errors.Join(err, s.http.Close()))
 		}
 		<-s.served
 	}
-	s.Log.Info("stopped", "sessions", ended, "interrupted", left, "connections", report.Drained, "killed", report.Forced, "took", time.Since(begun).Round(time.Millisecond))
+	sum := Summary{Sessions: ended, Interrupted: left, Connections: open, Killed: report.Forced, Took: time.Since(begun)}
+	s.Log.Info("stopped", "sessions", sum.Sessions, "interrupted", sum.Interrupted, "connections", sum.Connections, "killed", sum.Killed, "took", sum.Took.Round(time.Millisecond))
+	if s.http != nil && s.Stopped != nil {
+		s.Stopped(sum)
+	}
+}
+
+// connections counts the connections that live.
+func (s *server) connections() int {
+	n := 0
+	for _, i := range s.pool.Snapshot() {
+		if !i.Dying && i.State != pool.Failed && i.State != pool.Closed {
+			n++
+		}
+	}
+	return n
+}
+
+// silent holds the connections that have not sent anything yet, such as those that
+// browsers open in advance. Shutdown of net/http gives each of them five seconds to
+// speak, which would be all that a daemon without work still waits for. The zero
+// value is ready.
+type silent struct {
+	mu    sync.Mutex
+	over  bool
+	conns map[net.Conn]struct{}
+}
+
+// changed is the server's ConnState.
+func (s *silent) changed(c net.Conn, state http.ConnState) {
+	s.mu.Lock()
+	over := s.over
+	switch {
+	case state != http.StateNew:
+		delete(s.conns, c)
+	case !over:
+		if s.conns == nil {
+			s.conns = map[net.Conn]struct{}{}
+		}
+		s.conns[c] = struct{}{}
+	}
+	s.mu.Unlock()
+	if over && state == http.StateNew {
+		_ = c.Close() // it has said nothing that could be answered
+	}
+}
+
+// close closes them, and from now on every new one.
+func (s *silent) close() {
+	s.mu.Lock()
+	s.over = true
+	conns := s.conns
+	s.conns = nil
+	s.mu.Unlock()
+	for c := range conns {
+		_ = c.Close() // it has said nothing that could be answered
+	}
 }
