@@ -234,6 +234,10 @@ func (c *Control) restart(w http.ResponseWriter, r *http.Request, caller front.C
 		front.WriteError(w, err)
 		return
 	}
+	if s.DisabledReason != "" {
+		front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "restarted": false, "skipped": true, "reason": "disabled"}) // R7
+		return
+	}
 	entries := []Restarted{}
 	for _, e := range c.cfg.Pool.Restart(r.Context(), s.Name) {
 		entries = append(entries, Restarted{e.Index, e.OK, e.Duration.Milliseconds(), e.Reason})
