@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"roundhouse/internal/fault"
 	"roundhouse/internal/wire"
 )
 
@@ -36,9 +38,13 @@ func remote(cmd *cobra.Command) *api {
 }
 
 func (a *api) do(ctx context.Context, method, path string, header http.Header, body []byte) (*http.Response, error) {
-	base, err := url.Parse(strings.TrimSuffix(a.base, "/"))
-	if err != nil || base.Scheme == "" || base.Host == "" {
-		return nil, usageError{fmt.Errorf("--url must be a URL such as %s, not %q", defaultURL, a.base)}
+	address := strings.TrimSuffix(a.base, "/")
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
+	}
+	base, err := url.Parse(address)
+	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
+		return nil, usageError{fmt.Errorf("--url must be a URL such as %s", defaultURL)}
 	}
 	req, err := http.NewRequestWithContext(ctx, method, base.String()+path, bytes.NewReader(body))
 	if err != nil {
@@ -51,10 +57,13 @@ func (a *api) do(ctx context.Context, method, path string, header http.Header, b
 		req.Header.Set("Authorization", "Bearer "+a.token)
 	}
 	res, err := a.http.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("no daemon answers at %s: start one with 'roundhouse serve', or name it with --url (%w)", base, errors.Unwrap(err))
+	if err == nil {
+		return res, nil
 	}
-	return res, nil
+	if cause := context.Cause(ctx); cause != nil {
+		return nil, fmt.Errorf("wait for the daemon at %s: %w", base.Redacted(), cause)
+	}
+	return nil, fmt.Errorf("no daemon answers at %s: start one with 'roundhouse serve', or name it with --url (%w)", base.Redacted(), errors.Unwrap(err))
 }
 
 // get reads a resource of the API into v, which may be a *json.RawMessage.
@@ -75,6 +84,14 @@ func (a *api) get(ctx context.Context, path string, v any) error {
 	return nil
 }
 
+// remoteError is what the daemon said was wrong.
+type remoteError struct {
+	reason  fault.Reason
+	message string
+}
+
+func (e *remoteError) Error() string { return e.message }
+
 // apiError reads an error of the API, or of its MCP endpoint.
 func apiError(res *http.Response) error {
 	b, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
@@ -82,12 +99,19 @@ func apiError(res *http.Response) error {
 		return fmt.Errorf("the daemon answered %s: %w", res.Status, err)
 	}
 	var e struct {
-		Error struct{ Message string }
+		Error struct {
+			Message string
+			Reason  fault.Reason
+			Data    struct{ Reason fault.Reason }
+		}
 	}
-	if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {
-		return errors.New(e.Error.Message)
+	if json.Unmarshal(b, &e) != nil || e.Error.Message == "" {
+		return fmt.Errorf("the daemon answered %s", res.Status)
 	}
-	return fmt.Errorf("the daemon answered %s", res.Status)
+	if res.StatusCode == http.StatusUnauthorized {
+		e.Error.Message = "the daemon wants a token: set ROUNDHOUSE_TOKEN to one of its auth.tokens (" + e.Error.Message + ")"
+	}
+	return &remoteError{cmp.Or(e.Error.Reason, e.Error.Data.Reason), e.Error.Message}
 }
 
 // mcp is one MCP client of the daemon: a handshake and calls, one at a time.
@@ -110,6 +134,12 @@ func (a *api) dialMCP(ctx context.Context, server string) (*mcp, error) {
 	m := &mcp{api: a, path: "/mcp/" + url.PathEscape(server)}
 	params := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"roundhouse-call","version":%q}}`, wire.LegacyVersions[0], currentVersion())
 	if _, err := m.call(ctx, wire.MethodInitialize, []byte(params)); err != nil {
+		if e, ok := errors.AsType[*remoteError](err); ok && e.reason == fault.UnknownServer {
+			var known json.RawMessage
+			if better := a.get(ctx, "/api/v1/servers/"+url.PathEscape(server), &known); better != nil {
+				err = better // it names all servers
+			}
+		}
 		return nil, err
 	}
 	res, err := m.post(ctx, wire.NewNotification(wire.Initialized, nil))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -27,7 +28,7 @@ as an error is printed too, and the exit status is 1.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		arguments := []byte("{}")
 		if len(args) == 3 {
-			arguments = []byte(args[2])
+			arguments = bytes.TrimSpace([]byte(args[2]))
 			if err := wire.Valid(arguments); err != nil || arguments[0] != '{' {
 				return usageError{fmt.Errorf("the tool's arguments must be a JSON object such as '{\"message\": \"hello\"}'")}
 			}
@@ -53,9 +54,12 @@ as an error is printed too, and the exit status is 1.`,
 			return fmt.Errorf("read the tool's result: %w", err)
 		}
 		out := cmd.OutOrStdout()
-		if asJSON {
+		switch {
+		case asJSON:
 			fmt.Fprintln(out, string(raw))
-		} else {
+		case len(result.Content) == 0:
+			fmt.Fprintln(cmd.ErrOrStderr(), "roundhouse: the result has no text; see it with --json")
+		default:
 			for _, c := range result.Content {
 				if c.Type == "text" {
 					fmt.Fprintln(out, c.Text)
@@ -65,7 +69,7 @@ as an error is printed too, and the exit status is 1.`,
 			}
 		}
 		if result.IsError {
-			return errShown
+			return shownError{exitFailed}
 		}
 		return nil
 	}

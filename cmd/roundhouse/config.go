@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -32,27 +34,34 @@ refuse the file, 1 if a server in it is disabled by a problem, else 0.`,
 		Args:    arguments(1, 1, "one argument, the file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := config.Load(config.Options{File: args[0]})
-			if err != nil {
+			invalid, refused := errors.AsType[*config.Invalid](err)
+			if err != nil && !refused {
 				return err
 			}
-			broken := false
-			for _, p := range cfg.Problems {
-				broken = broken || p.Severity == config.Error
-				if !asJSON {
-					fmt.Fprintln(cmd.OutOrStdout(), p)
-				}
+			out := cmd.OutOrStdout()
+			problems := []config.Problem{}
+			if refused {
+				problems = append(problems, invalid.Problems...)
+			} else {
+				problems = append(problems, cfg.Problems...)
 			}
-			if asJSON {
-				problems := append([]config.Problem{}, cfg.Problems...)
-				if err := json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]any{"file": cfg.File, "problems": problems}); err != nil {
+			switch {
+			case asJSON:
+				if err := json.NewEncoder(out).Encode(map[string]any{"file": args[0], "problems": problems}); err != nil {
 					return err
 				}
+			case len(problems) == 0:
+				fmt.Fprintf(out, "%s: no problems, servers: %d\n", args[0], len(cfg.Servers))
+			default:
+				for _, p := range problems {
+					fmt.Fprintln(out, p)
+				}
 			}
-			if broken {
-				return errShown
-			}
-			if len(cfg.Problems) == 0 && !asJSON {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: no problems in %d servers\n", args[0], len(cfg.Servers))
+			switch {
+			case refused:
+				return shownError{exitUsage}
+			case slices.ContainsFunc(problems, func(p config.Problem) bool { return p.Severity == config.Error }):
+				return shownError{exitFailed}
 			}
 			return nil
 		},

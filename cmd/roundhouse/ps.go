@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -36,6 +38,10 @@ func psCommand() *cobra.Command {
 		if err := json.Unmarshal(raw, &list); err != nil {
 			return fmt.Errorf("read the daemon's answer: %w", err)
 		}
+		if len(list.Connections) == 0 {
+			fmt.Fprintln(cmd.ErrOrStderr(), "roundhouse: no server is connected; each one starts when a session first uses it")
+			return nil
+		}
 		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(w, "SERVER\tENTRY\tSTATE\tSHARING\tSESSIONS\tCALLS\tPID\tCHILDREN\tUPTIME\tTOOLS\tLAST ERROR")
 		for _, c := range list.Connections {
@@ -44,11 +50,22 @@ func psCommand() *cobra.Command {
 				state += " (ending)"
 			}
 			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\n", c.Server, c.EntryIndex, state, c.Sharing, c.Refs, c.InFlight,
-				number(c.PID), c.Descendants, uptime(c.UptimeMs), c.Tools, c.LastError)
+				number(c.PID), c.Descendants, uptime(c.UptimeMs), c.Tools, oneLine(c.LastError))
 		}
 		return w.Flush()
 	}
 	return cmd
+}
+
+// oneLine is a text for a table: what a server wrote may be in it, and must not
+// control the terminal.
+func oneLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
 }
 
 func number(n int) string {

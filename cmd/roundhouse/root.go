@@ -26,8 +26,11 @@ type usageError struct{ err error }
 func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
-// errShown ends a command with exitFailed after it has said everything itself.
-var errShown = errors.New("shown already")
+// shownError ends a command with its status after the command has said everything
+// itself.
+type shownError struct{ status int }
+
+func (shownError) Error() string { return "shown already" }
 
 // run executes one command line and returns the exit status.
 func run(args []string, stdout, stderr io.Writer) int {
@@ -35,12 +38,12 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(context.Background())
+	cmd, err := root.ExecuteContextC(context.Background())
 	if err == nil {
 		return exitOK
 	}
-	if errors.Is(err, errShown) {
-		return exitFailed
+	if shown, ok := errors.AsType[shownError](err); ok {
+		return shown.status
 	}
 	if invalid, ok := errors.AsType[*config.Invalid](err); ok {
 		for _, p := range invalid.Problems {
@@ -49,9 +52,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	fmt.Fprintf(stderr, "roundhouse: %s\n", strings.TrimSuffix(err.Error(), "."))
-	if usage, ok := errors.AsType[usageError](err); ok {
-		_ = usage
-		fmt.Fprintln(stderr, "roundhouse: see 'roundhouse --help'")
+	if _, ok := errors.AsType[usageError](err); ok {
+		fmt.Fprintf(stderr, "roundhouse: see '%s --help'\n", cmd.CommandPath())
 		return exitUsage
 	}
 	return exitFailed
@@ -69,20 +71,42 @@ is 0 on success, 1 when the command failed, and 2 when the command line or the
 configuration is wrong.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          func(cmd *cobra.Command, args []string) error { return noSuchCommand(cmd, args) },
+		Args:          noSuchCommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetHelpCommand(helpCommand(root))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(serveCommand(), psCommand(), callCommand(), configCommand(), versionCommand())
 	return root
 }
 
+// helpCommand is cobra's, except that an unknown command is an error.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err != nil {
+				return usageError{err}
+			}
+			if err := noSuchCommand(cmd, rest); err != nil {
+				return err
+			}
+			cmd.InitDefaultHelpFlag()
+			return cmd.Help()
+		},
+	}
+}
+
+// noSuchCommand refuses arguments of a command that has only subcommands.
 func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	msg := fmt.Sprintf("there is no command %q", args[0])
+	cmd.SuggestionsMinimumDistance = 2 // letters that may differ
+	msg := fmt.Sprintf("there is no command %q", strings.TrimSpace(cmd.CommandPath()+" "+args[0]))
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		msg += "; did you mean " + strings.Join(near, " or ") + "?"
 	}

@@ -26,9 +26,10 @@ func currentVersion() string {
 func versionCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  arguments(0, 0, "no arguments"),
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  roundhouse version --json",
+		Args:    arguments(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !asJSON {
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "roundhouse %s (%s, %s/%s)\n", currentVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
