@@ -18,13 +18,12 @@ import (
 // capabilities do not share a connection (M3).
 type bindKey struct{ server, capabilities string }
 
-// binding is a session's use of one server. It survives the loss of the connection:
-// the next call attaches anew.
+// binding is a session's use of one server. It survives the loss of the connection,
+// and the session's sleep: the next call attaches anew.
 type binding struct {
 	s            *Session
 	server       *config.Server
 	capabilities []byte
-	holder       *pool.Holder
 
 	mu       sync.Mutex
 	att      *pool.Attachment
@@ -50,7 +49,7 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	if s.holder == nil { // it has ended, or it is dormant and this is no request
 		return nil, cmp.Or(s.cause, errEnded)
 	}
-	b := &binding{s: s, server: server, capabilities: capabilities, holder: s.holder, peers: map[*Client]*peer{}}
+	b := &binding{s: s, server: server, capabilities: capabilities, peers: map[*Client]*peer{}}
 	s.bindings[k] = b
 	s.order = append(s.order, b)
 	return b, nil
@@ -97,7 +96,7 @@ func (b *binding) attach(ctx context.Context) (*pool.Attachment, error) {
 var errLostAgain = fault.New(fault.Interrupted, "the server ended as soon as it had started; the next call starts it anew")
 
 func (b *binding) acquire(busy chan struct{}) {
-	att, err := b.tryAcquire()
+	holder, att, err := b.tryAcquire()
 	b.mu.Lock()
 	b.busy, b.err = nil, err
 	var peers []*peer
@@ -110,8 +109,11 @@ func (b *binding) acquire(busy chan struct{}) {
 		peers = slices.Collect(maps.Values(b.peers))
 	}
 	b.mu.Unlock()
-	if late {
+	switch {
+	case late:
 		att.Release()
+	case err == nil && b.s.holding() != holder: // the session fell asleep meanwhile
+		b.forget(att)
 	}
 	for _, p := range peers {
 		p.rejoin(att)
@@ -119,16 +121,21 @@ func (b *binding) acquire(busy chan struct{}) {
 	close(busy)
 }
 
-func (b *binding) tryAcquire() (*pool.Attachment, error) {
+func (b *binding) tryAcquire() (*pool.Holder, *pool.Attachment, error) {
+	holder := b.s.holding()
+	if holder == nil {
+		return nil, nil, errEnded
+	}
 	server, err := b.server.Resolve(b.s.workspace)
 	if err != nil {
-		return nil, fault.New(fault.BadRequest, "%w", err)
+		return nil, nil, fault.New(fault.BadRequest, "%w", err)
 	}
 	w := pool.Want{Server: server, Principal: b.s.principal, Capabilities: b.capabilities, Listener: b}
 	if b.server.NeedsWorkspace() {
 		w.Workspace = b.s.workspace
 	}
-	return b.holder.Acquire(b.s.ctx, w)
+	att, err := holder.Acquire(b.s.ctx, w)
+	return holder, att, err
 }
 
 // current returns the attachment if there is one now.
@@ -170,10 +177,17 @@ func (b *binding) leave(c *Client, err *fault.Error) {
 	}
 }
 
-// release gives the connection back; calls in flight get err.
+// release gives the connection back for good; calls in flight get err.
 func (b *binding) release(err *fault.Error) {
 	b.mu.Lock()
 	b.released = true
+	b.mu.Unlock()
+	b.rest(err)
+}
+
+// rest gives the connection back until the next call; calls in flight get err.
+func (b *binding) rest(err *fault.Error) {
+	b.mu.Lock()
 	att := b.att
 	b.att = nil
 	peers := slices.Collect(maps.Values(b.peers))
@@ -281,20 +295,20 @@ func (p *peer) Unask(a *mux.Ask) { p.c.unask(a) }
 // gave the connection back, has left nothing there.
 func (p *peer) do(att *pool.Attachment, f wire.Frame, r wire.Routing, out mux.Outlet) (*mux.Call, error) {
 	mc, err := att.Do(p.b.s.ctx, p, f, r, out)
-	if p.over() {
+	if p.over(att) {
 		att.Leave(p, errEnded)
 	}
 	return mc, err
 }
 
-// over reports whether the client uses the binding no more.
-func (p *peer) over() bool {
+// over reports whether the client uses the attachment no more.
+func (p *peer) over(att *pool.Attachment) bool {
 	if p.c.left() {
 		return true
 	}
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
-	return p.b.released || p.b.peers[p.c] != p
+	return p.b.att != att || p.b.peers[p.c] != p
 }
 
 // remember keeps what a successful request changed at the server. uri is how the

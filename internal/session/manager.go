@@ -132,8 +132,9 @@ func (m *Manager) open(principal, id, client, workspace string) (*Session, error
 			m.mu.Unlock()
 			return nil, fault.New(fault.SessionLimit, "session %q is ending; try again when it has ended", id)
 		}
-		s.enterLocked()
+		begin := s.enterLocked()
 		m.mu.Unlock()
+		begin()
 		return s, nil
 	}
 	var victim *Session
@@ -150,7 +151,7 @@ func (m *Manager) open(principal, id, client, workspace string) (*Session, error
 	}
 	s := newSession(m, principal, id, workspace, minted)
 	m.sessions[key{principal, id}] = s
-	s.enterLocked()
+	s.enterLocked() // it is active; there is nothing to begin
 	m.mu.Unlock()
 	if victim != nil {
 		m.spawn(func() { victim.finishEnd(context.Background(), true) })

@@ -20,8 +20,8 @@ const (
 	Closed   State = "closed"
 )
 
-// Session is one agent run. What it uses in the pool is held by holder and bindings
-// while it is active, and by nothing while it is dormant.
+// Session is one agent run. What it uses in the pool is held by holder while it is
+// active, and by nothing while it is dormant; bindings remember what that was.
 type Session struct {
 	m         *Manager
 	id        string
@@ -40,7 +40,8 @@ type Session struct {
 	streams      int       // open streams of its clients
 	calls        int64     // requests so far
 	clients      map[*Client]struct{}
-	holder       *pool.Holder // nil while dormant
+	holder       *pool.Holder  // nil while dormant
+	rested       chan struct{} // closed when what it had before its last sleep is given back; nil before that
 	bindings     map[bindKey]*binding
 	order        []*binding // of acquisition
 	timer        *time.Timer
@@ -111,22 +112,23 @@ func (s *Session) idled() {
 // function that it returns does the going, without the lock.
 func (s *Session) sleepLocked() (release func()) {
 	s.state = Dormant
-	holder, order := s.holder, s.order
-	s.holder, s.order, s.bindings = nil, nil, map[bindKey]*binding{}
+	holder, order, rested := s.holder, slices.Clone(s.order), make(chan struct{})
+	s.holder, s.rested = nil, rested
 	return func() {
+		defer close(rested)
 		s.m.cfg.Log.Info("session dormant", "session", s.id)
-		releaseAll(holder, order, errEnded)
+		for _, b := range slices.Backward(order) {
+			b.rest(errEnded)
+		}
+		holder.Release()
 	}
 }
 
-// releaseAll gives back what a session had, in reverse order of acquisition (N4).
-func releaseAll(holder *pool.Holder, order []*binding, err *fault.Error) {
-	for _, b := range slices.Backward(order) {
-		b.release(err)
-	}
-	if holder != nil {
-		holder.Release()
-	}
+// holding returns the session's holder, or nil while it is dormant or has ended.
+func (s *Session) holding() *pool.Holder {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	return s.holder
 }
 
 // enter begins a request: it wakes a dormant session and keeps it awake until exit.
@@ -137,11 +139,9 @@ func (s *Session) enter() error {
 		m.mu.Unlock()
 		return err
 	}
-	woke := s.enterLocked()
+	begin := s.enterLocked()
 	m.mu.Unlock()
-	if woke {
-		m.cfg.Log.Info("session active", "session", s.id)
-	}
+	begin()
 	return nil
 }
 
@@ -160,18 +160,26 @@ func (s *Session) refusalLocked() error {
 	return nil
 }
 
-// enterLocked is enter for a session that takes requests; it reports whether the
-// session was dormant.
-func (s *Session) enterLocked() (woke bool) {
-	if s.state == Dormant {
-		s.state = Active
-		s.holder = s.m.cfg.Pool.NewHolder(s.id)
-		woke = true
-	}
+// enterLocked is enter for a session that takes requests. What is left to do of it,
+// without the lock, is the function that it returns.
+func (s *Session) enterLocked() (begin func()) {
 	s.inFlight++
 	s.calls++
 	s.lastActivity = time.Now()
-	return woke
+	woke := s.state == Dormant
+	if woke {
+		s.state = Active
+		s.holder = s.m.cfg.Pool.NewHolder(s.id)
+	}
+	rested := s.rested
+	return func() {
+		if rested != nil {
+			<-rested // what is given back must not be used; nothing waits on the way there
+		}
+		if woke {
+			s.m.cfg.Log.Info("session active", "session", s.id)
+		}
+	}
 }
 
 // exit ends a request.
@@ -241,7 +249,12 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	for c := range clients {
 		c.end(s.cause)
 	}
-	releaseAll(holder, order, s.cause)
+	for _, b := range slices.Backward(order) {
+		b.release(s.cause)
+	}
+	if holder != nil {
+		holder.Release()
+	}
 	m.mu.Lock()
 	s.state = Closed
 	delete(m.sessions, key{s.principal, s.id})
