@@ -72,7 +72,7 @@ for (const agent of agents) {
     assertQuiet(daemon);
   });
 
-  // H6: names of the aggregate fit what agents make of them.
+  // H7: names of the aggregate fit what agents make of them.
   test(`${agent.name} calls a tool of the aggregate`, { timeout: 120_000 }, async (t) => {
     const daemon = await startDaemon(t);
     await echo(t, agent, { server: { name: 'all', url: String(daemon.mcp()) }, tool: 'everything__echo', word: 'tender' });
