@@ -18,11 +18,11 @@ import (
 var arrows = map[string][]string{
 	"cmd/roundhouse": {"config", "daemon", "pool", "process", "wire"},
 
-	"internal/daemon": {"config", "control", "front", "gateway", "pool", "process", "session"},
+	"internal/daemon": {"config", "control", "front", "gateway", "pool", "process", "session", "socket"},
 
 	// Faces.
 	"internal/control": {"config", "fault", "front", "pool", "session"},
-	"internal/gateway": {"fault", "front", "mux", "session", "sse", "wire"},
+	"internal/gateway": {"fault", "front", "mux", "relay", "session", "sse", "wire"},
 
 	"internal/front":    {"config", "fault", "secret", "wire"},
 	"internal/session":  {"config", "fault", "mux", "pool", "wire"},
@@ -30,11 +30,13 @@ var arrows = map[string][]string{
 	"internal/mux":      {"fault", "upstream", "wire"},
 	"internal/upstream": {"wire"},
 	"internal/config":   {"secret"},
+	"internal/relay":    {"wire"},
 
 	// Leaves.
 	"internal/fault":   nil,
 	"internal/process": nil,
 	"internal/secret":  nil,
+	"internal/socket":  nil,
 	"internal/sse":     nil,
 	"internal/wire":    nil,
 

@@ -20,6 +20,7 @@ import (
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/session"
+	"roundhouse/internal/socket"
 )
 
 // Options are what Run needs beside the configuration.
@@ -27,7 +28,13 @@ type Options struct {
 	Config  *config.Config
 	Version string
 	Log     *slog.Logger
-	// Ready is called with the address once requests are served; nil is fine.
+	// Autostart is set by "roundhouse connect" where no daemon runs (H8). Such a daemon
+	// listens on the socket, on TCP only if somebody chose the address, and ends when it
+	// was idle for autostart.idleExit. If another one has the socket it ends at once,
+	// without an error.
+	Autostart bool
+	// Ready is called with the address once requests are served, that of the socket if
+	// there is no other; nil is fine.
 	Ready func(addr net.Addr)
 	// Stopped is called when everything has ended that Ready spoke of; nil is fine.
 	Stopped func(Summary)
@@ -81,6 +88,18 @@ func Run(ctx, hurry context.Context, o Options) error {
 	var down undo
 	defer down.run()
 
+	local, err := takeSocket(o)
+	if errors.Is(err, socket.ErrTaken) {
+		log.Info("another daemon serves already", "socket", cfg.Socket)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("listen for local programs: %w", err)
+	}
+	if local != nil {
+		down.add(func() { _ = local.Close() }) // it is closed already if it was served
+	}
+
 	processes, err := process.NewManager(process.Config{StateDir: cfg.StateDir, Log: log})
 	if err != nil {
 		return fmt.Errorf("prepare for child processes: %w", err)
@@ -102,30 +121,43 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s := &server{Options: o, pool: shared, sessions: sessions}
 	down.add(func() { s.stop(hurry) })
 
-	s.front, err = front.New(front.Config{
-		Tokens: cfg.Auth.Tokens, PublicNames: cfg.PublicNames, AllowedOrigins: cfg.AllowedOrigins,
-		Beyond: cfg.BeyondLoopback(), MaxBody: cfg.Gateway.MaxBody, Log: log,
-	})
-	if err != nil {
-		return fmt.Errorf("set up the listener's door: %w", err)
-	}
 	s.gateway = gateway.New(gateway.Config{Sessions: sessions, MaxBody: cfg.Gateway.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
-	s.gateway.Register(s.front)
+	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
 	s.control = control.New(control.Config{Config: cfg, Pool: shared, Sessions: sessions, Version: o.Version, Grace: cfg.Shutdown.Grace})
-	s.control.Register(s.front)
 
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.Listen)
+	listener, err := listenTCP(ctx, o)
 	if ctx.Err() != nil { // told to stop before it had started
-		if err == nil {
+		if listener != nil {
 			err = listener.Close()
 		}
 		log.Info("stopping", "cause", context.Cause(ctx), "err", err)
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("listen on %s: %w; choose another address with --listen", cfg.Listen, err)
+	if err == nil && listener != nil {
+		down.add(func() { _ = listener.Close() }) // it is closed already if it was served
+		err = s.addDoor(listener, front.Config{
+			Tokens: cfg.Auth.Tokens, PublicNames: cfg.PublicNames, AllowedOrigins: cfg.AllowedOrigins, Beyond: cfg.BeyondLoopback(),
+		})
 	}
-	return s.serve(ctx, listener)
+	if err == nil && local != nil {
+		err = s.addDoor(local, front.Config{}) // the socket itself says who is there
+	}
+	if err != nil {
+		return err
+	}
+	if !o.Autostart {
+		return s.serve(ctx)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		awaitIdle(ctx, cfg.Autostart.IdleExit, s.busy)
+		end(errIdle)
+	})
+	err = s.serve(ctx)
+	end(nil)
+	watch.Wait()
+	return err
 }
 
 // server is the running daemon.
@@ -133,44 +165,39 @@ type server struct {
 	Options
 	pool     *pool.Pool
 	sessions *session.Manager
-	front    *front.Front
 	gateway  *gateway.Gateway
+	relay    *gateway.Relay
 	control  *control.Control
-	http     *http.Server
-	served   chan error
+	doors    []*door
+	serving  bool // the doors were opened
 	silent   silent
 }
 
-// headerTimeout bounds how long a connection may take to send its request headers.
-// Bodies and answers have no total limit (case 24).
-const headerTimeout = 30 * time.Second
+// busy reports whether somebody needs the daemon: a session is awake, or a shim is
+// connected, whose session may be dormant.
+func (s *server) busy() bool {
+	return s.relay.Lines() > 0 || s.sessions.Stats().Sessions[session.Active] > 0
+}
 
-func (s *server) serve(ctx context.Context, listener net.Listener) error {
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	s.http = &http.Server{
-		Handler:           s.front,
-		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       2 * time.Minute,
-		Protocols:         &protocols,
-		ConnState:         s.silent.changed,
-		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
+// serve opens the doors until ctx ends or one of them fails.
+func (s *server) serve(ctx context.Context) error {
+	failed := make(chan error, len(s.doors))
+	s.serving = true
+	for _, d := range s.doors {
+		go d.serve(failed) // joined by stop
 	}
-	s.served = make(chan error, 1)
-	go func() { s.served <- s.http.Serve(listener) }() // joined by stop
 	s.control.SetReady(true)
-	s.Log.Info("serving", "address", listener.Addr().String(), "version", s.Version, "servers", len(s.Config.Servers))
+	addr := s.doors[0].listener.Addr()
+	s.Log.Info("serving", "address", addr.String(), "version", s.Version, "servers", len(s.Config.Servers))
 	if s.Ready != nil {
-		s.Ready(listener.Addr())
+		s.Ready(addr)
 	}
 	select {
 	case <-ctx.Done():
 		s.Log.Info("stopping", "cause", context.Cause(ctx))
 		return nil
-	case err := <-s.served:
-		s.served <- err
-		return fmt.Errorf("serve on %s: %w", listener.Addr(), err)
+	case err := <-failed:
+		return err
 	}
 }
 
@@ -185,9 +212,11 @@ func (s *server) stop(hurry context.Context) {
 	grace, cancelGrace := context.WithTimeout(total, limits.Grace)
 	defer cancelGrace()
 	defer context.AfterFunc(hurry, cancelGrace)()
-	if s.http != nil {
+	if s.serving {
 		s.control.SetReady(false)
-		s.front.Drain(5 * time.Second)
+		for _, d := range s.doors {
+			d.front.Drain(5 * time.Second)
+		}
 		s.gateway.CloseStreams()
 	}
 	s.sessions.Drain()
@@ -195,16 +224,16 @@ func (s *server) stop(hurry context.Context) {
 	open := s.connections()
 	ended := s.sessions.Shutdown(total)
 	report := s.pool.Drain(total, false)
-	if s.http != nil {
+	if s.serving {
+		s.relay.Close(total)
 		s.silent.close()
-		if err := s.http.Shutdown(total); err != nil {
-			s.Log.Warn("connections were cut off", "err", errors.Join(err, s.http.Close()))
+		for _, d := range s.doors {
+			d.close(total, s.Log)
 		}
-		<-s.served
 	}
 	sum := Summary{Sessions: ended, Interrupted: left, Connections: open, Killed: report.Forced, Took: time.Since(begun)}
 	s.Log.Info("stopped", "sessions", sum.Sessions, "interrupted", sum.Interrupted, "connections", sum.Connections, "killed", sum.Killed, "took", sum.Took.Round(time.Millisecond))
-	if s.http != nil && s.Stopped != nil {
+	if s.serving && s.Stopped != nil {
 		s.Stopped(sum)
 	}
 }
