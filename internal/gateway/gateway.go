@@ -7,6 +7,7 @@ package gateway
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -143,9 +144,13 @@ func fail(w http.ResponseWriter, status int, id []byte, err error) {
 
 // client finds the client of a request by its Mcp-Session-Id (H3), and checks what
 // else the request says of it.
-func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Caller) *session.Client {
+func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Caller, id []byte) *session.Client {
 	if err := g.cfg.Sessions.Serves(r.PathValue("server")); err != nil {
-		fail(w, 0, nil, err)
+		fail(w, 0, id, err)
+		return nil
+	}
+	if v := r.Header.Get(versionHeader); v != "" && !slices.Contains(wire.LegacyVersions, v) {
+		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, unsupportedVersion(v)))
 		return nil
 	}
 	ids := r.Header.Values(sessionHeader)
@@ -154,16 +159,12 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		return nil
 	}
 	if len(ids) != 1 || ids[0] == "" {
-		fail(w, http.StatusBadRequest, nil, fault.New(fault.BadRequest, "the request needs one %s header; it is in the answer to initialize", sessionHeader))
-		return nil
-	}
-	if v := r.Header.Get(versionHeader); v != "" && !slices.Contains(wire.LegacyVersions, v) {
-		fail(w, http.StatusBadRequest, nil, fault.New(fault.BadRequest, "protocol version %q is not served; use one of %s", v, strings.Join(wire.LegacyVersions, ", ")))
+		fail(w, http.StatusBadRequest, id, fault.New(fault.BadRequest, "the request needs one %s header; it is in the answer to initialize", sessionHeader))
 		return nil
 	}
 	c, err := g.cfg.Sessions.Client(caller.Principal, r.PathValue("server"), ids[0])
 	if err != nil {
-		fail(w, 0, nil, err)
+		fail(w, 0, id, err)
 		return nil
 	}
 	name, err := front.SessionName(r)
@@ -171,10 +172,32 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		err = fault.New(fault.BadRequest, "the request names session %q, but its %s belongs to another one", name, sessionHeader)
 	}
 	if err != nil {
-		fail(w, http.StatusBadRequest, nil, err)
+		fail(w, http.StatusBadRequest, id, err)
 		return nil
 	}
 	return c
+}
+
+// requestID is the id under which a refusal answers a frame: only requests have one.
+func requestID(f wire.Frame) []byte {
+	if f.Kind != wire.Request {
+		return nil
+	}
+	return f.ID()
+}
+
+// unsupportedVersion is the error by which clients of a newer protocol version learn
+// that they have to begin with initialize.
+func unsupportedVersion(requested string) []byte {
+	b, err := json.Marshal(map[string]any{
+		"code":    wire.UnsupportedVersion,
+		"message": "protocol version " + requested + " is not served here; begin with initialize",
+		"data":    map[string]any{"supported": wire.LegacyVersions, "requested": requested},
+	})
+	if err != nil {
+		panic(err) // strings and a number
+	}
+	return b
 }
 
 func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Caller) {
@@ -210,7 +233,7 @@ func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Call
 			g.initialize(w, r, caller, f)
 			return
 		}
-		c := g.client(w, r, caller)
+		c := g.client(w, r, caller, requestID(f))
 		if c == nil {
 			return
 		}
@@ -277,7 +300,7 @@ func parse(raw []byte) (wire.Frame, error) {
 
 // postBatch takes a batch apart; the protocol had them until 2025-03-26 (W3).
 func (g *Gateway) postBatch(w http.ResponseWriter, r *http.Request, caller front.Caller, raws [][]byte) {
-	c := g.client(w, r, caller)
+	c := g.client(w, r, caller, nil)
 	if c == nil {
 		return
 	}
@@ -463,7 +486,7 @@ func (g *Gateway) get(w http.ResponseWriter, r *http.Request, caller front.Calle
 		fail(w, http.StatusNotAcceptable, nil, fault.New(fault.BadRequest, "the client must accept text/event-stream"))
 		return
 	}
-	c := g.client(w, r, caller)
+	c := g.client(w, r, caller, nil)
 	if c == nil {
 		return
 	}
@@ -483,7 +506,7 @@ func (g *Gateway) get(w http.ResponseWriter, r *http.Request, caller front.Calle
 }
 
 func (g *Gateway) delete(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	if c := g.client(w, r, caller); c != nil {
+	if c := g.client(w, r, caller, nil); c != nil {
 		c.Delete()
 		w.WriteHeader(http.StatusNoContent)
 	}

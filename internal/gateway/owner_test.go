@@ -163,7 +163,7 @@ func TestAServerThatMayNotAskIsRefused(t *testing.T) {
 // they spell them; the same ones do.
 func TestClientsShareWithTheirLikeOnly(t *testing.T) {
 	inWorld(t, settings{}, oneServer(), func(w *world) {
-		for _, caps := range []string{`{"roots":{},"sampling":{}}`, `{ "sampling" : {}, "roots":{} }`, `{}`, `{"roots":{}}`} {
+		for _, caps := range []string{`{"roots":{},"sampling":{}}`, `{ "sampling" : {}, "roots":{} }`, `{}`, `{"roots":{}}`, `{"roots":{"listChanged":true}}`} {
 			if r := w.dialed("/mcp/a").post(hello(wire.Version20251125, caps)); r.status != 200 {
 				t.Fatal(r.body)
 			}

@@ -115,7 +115,11 @@ func TestStatus(t *testing.T) {
 		{"unknown session id of a notification", "POST", "/mcp/a", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, with(sessionHeader, "0123"), 404, -32001},
 		{"session of another scope", "POST", "/mcp", call, nil, 404, -32001},
 		{"unknown server", "POST", "/mcp/nobody", call, nil, 404, -32001},
-		{"unknown version", "POST", "/mcp/a", call, with(versionHeader, "1999-01-01"), 400, -32600},
+		{"unknown version", "POST", "/mcp/a", call, with(versionHeader, "1999-01-01"), 400, -32022},
+		{"another era's first request", "POST", "/mcp/a", `{"jsonrpc":"2.0","id":"d","method":"server/discover"}`, func(r *http.Request) {
+			r.Header.Del(sessionHeader)
+			r.Header.Set(versionHeader, wire.Version20260728)
+		}, 400, -32022},
 		{"no version", "POST", "/mcp/a", call, without(versionHeader), 200, 0},
 		{"accepts JSON only", "POST", "/mcp/a", call, with("Accept", "application/json"), 406, -32600},
 		{"accepts nothing of ours", "POST", "/mcp/a", call, with("Accept", "text/html"), 406, -32600},
@@ -164,6 +168,9 @@ func TestStatus(t *testing.T) {
 				_ = json.Unmarshal([]byte(got.body), &e)
 				if e.Error.Code != c.code || c.code != 0 && (e.Jsonrpc != "2.0" || e.Error.Message == "") {
 					t.Errorf("got %s, want an error with code %d", got.body, c.code)
+				}
+				if strings.Contains(c.body, `"id":"d"`) && !strings.Contains(got.body, `"id":"d"`) {
+					t.Errorf("%s does not carry the request's id", got.body)
 				}
 				if c.path == "/sse" && !strings.Contains(got.body, "/mcp") {
 					t.Errorf("%s does not name /mcp", got.body)

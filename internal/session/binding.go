@@ -36,8 +36,11 @@ type binding struct {
 // bind returns the session's binding for a server and a client's capabilities.
 func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	capabilities := c.capabilities
-	if server.Interactive == config.Refuse {
+	switch {
+	case server.Interactive == config.Refuse:
 		capabilities = noCapabilities
+	case server.Sharing == config.Shared:
+		capabilities = c.shareable
 	}
 	k := bindKey{server.Name, string(capabilities)}
 	m := s.m

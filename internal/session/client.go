@@ -31,6 +31,7 @@ type Client struct {
 	session      *Session
 	scope        string // the server it talks to, or "" for all of them
 	capabilities []byte // canonical JSON object
+	shareable    []byte // the same without what a shared connection cannot keep
 	info         string // name and version of the client, for people
 	created      time.Time
 	stream       Stream
@@ -136,15 +137,19 @@ func (c *Client) readHello(f wire.Frame) error {
 		c.info += "/" + p.ClientInfo.Version
 	}
 	var err error
-	c.capabilities, err = canonical(p.Capabilities)
+	if c.capabilities, err = canonical(p.Capabilities, true); err == nil {
+		c.shareable, err = canonical(p.Capabilities, false)
+	}
 	if err != nil {
 		return &fault.Error{Reason: fault.BadRequest, Message: "the capabilities in initialize cannot be read: " + err.Error()}
 	}
 	return nil
 }
 
-// canonical spells a JSON object in one way: sorted keys, no white space.
-func canonical(raw json.RawMessage) ([]byte, error) {
+// canonical spells a capability object in one way: sorted keys, no white space.
+// Without own it leaves out roots.listChanged: on a shared connection nobody passes
+// roots/list_changed on, and what is not passed on is not promised (M6).
+func canonical(raw json.RawMessage, own bool) ([]byte, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return noCapabilities, nil
 	}
@@ -153,6 +158,9 @@ func canonical(raw json.RawMessage) ([]byte, error) {
 	var v map[string]any
 	if err := d.Decode(&v); err != nil {
 		return nil, err
+	}
+	if roots, ok := v["roots"].(map[string]any); ok && !own {
+		delete(roots, "listChanged")
 	}
 	return json.Marshal(v)
 }

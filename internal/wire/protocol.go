@@ -83,3 +83,7 @@ const (
 	InvalidParams  = -32602
 	InternalError  = -32603
 )
+
+// UnsupportedVersion is MCP's error code for a protocol version that the receiver
+// does not speak; its data lists those that it does.
+const UnsupportedVersion = -32022
