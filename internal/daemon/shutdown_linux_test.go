@@ -1,0 +1,232 @@
+package daemon_test
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const oneServer = `{"mcpServers": {"bad": {"command": "SERVER"}}}`
+
+// G1: what is in flight when the signal comes gets its answer; what comes after it is
+// turned away with Retry-After on the open listener; streams end; the exit is 0.
+func TestFirstSignalLetsCallsFinishAndRefusesNewOnes(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			d := start(t, oneServer)
+			if a := d.do("GET", "/readyz", ""); a.status != 200 {
+				t.Errorf("readyz of a running daemon: %d %s", a.status, a.body)
+			}
+			c := d.client("bad")
+			stream := make(chan answer, 1)
+			go func() { stream <- d.do("GET", c.path, "", append(c.header, "Accept", "text/event-stream")...) }()
+			call := c.begin("slow", `{"ms": 1000}`)
+
+			d.signal(sig)
+			eventually(t, "readyz says that the daemon stops", func() bool {
+				return d.do("GET", "/readyz", "").status == 503
+			})
+			for _, r := range [][3]string{
+				{"POST", "/mcp/bad", helloBody},
+				{"POST", "/mcp", helloBody},
+				{"POST", "/api/v1/servers/bad/restart", ""},
+				{"GET", "/readyz", ""},
+			} {
+				a := d.do(r[0], r[1], r[2])
+				seconds, err := strconv.Atoi(a.header.Get("Retry-After"))
+				if a.status != 503 || err != nil || seconds < 1 || a.reason() != "draining" {
+					t.Errorf("%s %s while stopping: %d %v %s", r[0], r[1], a.status, a.header, a.body)
+				}
+			}
+			if a := c.call("echo", `{"text": "late"}`); a.status != 503 {
+				t.Errorf("a new call of an old client while stopping: %d %s", a.status, a.body)
+			}
+			for _, path := range []string{"/healthz", "/api/v1/status", "/api/v1/connections", "/api/v1/sessions"} {
+				if a := d.do("GET", path, ""); a.status != 200 {
+					t.Errorf("GET %s while stopping: %d %s", path, a.status, a.body)
+				}
+			}
+			if a := receive(t, stream); a.status != 200 || a.err != nil {
+				t.Errorf("the standing stream: %d %v", a.status, a.err)
+			}
+			select {
+			case <-call:
+				t.Error("the call ended before the streams did")
+			default:
+			}
+			if a := receive(t, call); a.status != 200 || a.text() != "slept 1000 ms" {
+				t.Errorf("the call in flight: %d %s %v", a.status, a.body, a.err)
+			}
+			d.wantExit(0)
+			d.wantLast("stopped: 1 session and 1 connection ended, in ")
+		})
+	}
+}
+
+// wantLast checks the one line with which the daemon ends (G1).
+func (d *daemon) wantLast(want string) {
+	d.t.Helper()
+	lines := strings.Split(strings.TrimSpace(d.stderr.String()), "\n")
+	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "roundhouse: "+want) {
+		d.t.Errorf("the last line is %q, want %q…", last, want)
+	}
+}
+
+// G1, P2: without work, and with servers that exit at the end of their input, nothing
+// is waited for: no grace, no closeTimeouts, no connection of a client that is open
+// but says nothing.
+func TestIdleDaemonStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	d := start(t, `{"mcpServers": {
+		"one": {"command": "SERVER", "closeTimeouts": {"eof": "60s", "term": "60s", "kill": "60s"}},
+		"two": {"command": "SERVER", "sharing": "session", "closeTimeouts": {"eof": "60s", "term": "60s", "kill": "60s"}}
+	}}`)
+	for range 3 {
+		for _, server := range []string{"one", "two"} {
+			if a := d.client(server).call("echo", `{"text": "x"}`); a.text() != "x" {
+				t.Fatalf("%d %s", a.status, a.body)
+			}
+		}
+	}
+	silent, err := net.Dial("tcp", strings.TrimPrefix(d.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	d.do("GET", "/healthz", "") // accepted after the silent one, so that one is accepted
+
+	begun := time.Now()
+	d.signal(syscall.SIGTERM)
+	d.wantExit(0)
+	if took := time.Since(begun); took > 4*time.Second { // measured: 0.1 s; net/http alone takes more than 5 s
+		t.Errorf("the daemon took %s to stop", took)
+	}
+	d.wantLast("stopped: 6 sessions and 4 connections ended, in ")
+}
+
+// G1: calls that outlast the grace get an error, and the exit is 0 all the same.
+func TestCallsAreInterruptedWhenTheGraceIsOver(t *testing.T) {
+	t.Parallel()
+	d := start(t, `{"shutdown": {"grace": "300ms"}, "mcpServers": {"bad": {"command": "SERVER"}}}`)
+	call := d.client("bad").begin("slow", `{"ms": 600000}`)
+	d.signal(syscall.SIGTERM)
+	if a := receive(t, call); a.reason() != "draining" {
+		t.Errorf("the call in flight: %d %s %v", a.status, a.body, a.err)
+	}
+	d.wantExit(0)
+	d.wantLast("stopped: 1 session and 1 connection ended, 1 call interrupted, in ")
+}
+
+// G1: a second signal skips the grace.
+func TestSecondSignalSkipsTheGrace(t *testing.T) {
+	t.Parallel()
+	d := start(t, `{"shutdown": {"grace": "10m", "total": "20m"}, "mcpServers": {"bad": {"command": "SERVER"}}}`)
+	call := d.client("bad").begin("slow", `{"ms": 600000}`)
+	d.signal(syscall.SIGTERM)
+	eventually(t, "the daemon stops", func() bool { return d.do("GET", "/readyz", "").status == 503 })
+	select {
+	case a := <-call:
+		t.Fatalf("the first signal ended the call: %s", a.body)
+	case <-time.After(100 * time.Millisecond):
+	}
+	d.signal(syscall.SIGINT)
+	if a := receive(t, call); a.reason() != "draining" {
+		t.Errorf("the call in flight: %d %s %v", a.status, a.body, a.err)
+	}
+	d.wantExit(0)
+	d.wantLast("stopped: 1 session and 1 connection ended, 1 call interrupted, in ")
+}
+
+// G1, P1: a third signal exits at once, whatever the daemon waits for; the servers are
+// ended all the same.
+func TestThirdSignalExitsAtOnce(t *testing.T) {
+	t.Parallel()
+	d := start(t, `{"shutdown": {"grace": "10m", "total": "20m"}, "mcpServers": {
+		"bad": {"command": "SERVER", "args": ["-ignore-eof", "-ignore-term"], "closeTimeouts": {"eof": "2s", "term": "100ms", "kill": "2s"}}}}`)
+	call := d.client("bad").begin("slow", `{"ms": 600000}`)
+	d.signal(syscall.SIGTERM)
+	eventually(t, "the daemon stops", func() bool { return d.do("GET", "/readyz", "").status == 503 })
+	d.signal(syscall.SIGTERM)
+	receive(t, call) // the daemon waits for its server now
+	d.signal(syscall.SIGTERM)
+	if s := d.wait(); s.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+		t.Errorf("the daemon ended with %q", s)
+	}
+	if len(d.leftovers("badserver")) == 0 {
+		t.Error("the daemon waited for its server")
+	}
+	eventually(t, "no server is left", func() bool { return len(d.leftovers()) == 0 })
+}
+
+// G1: everything is under one deadline, whatever the servers' own closeTimeouts say.
+func TestDeadlineKillsServersThatDoNotEnd(t *testing.T) {
+	t.Parallel()
+	d := start(t, `{"shutdown": {"grace": "100ms", "total": "500ms"}, "mcpServers": {
+		"bad": {"command": "SERVER", "args": ["-ignore-eof", "-ignore-term", "-grandchild", "ignore_term"],
+			"closeTimeouts": {"eof": "10m", "term": "10m"}}}}`)
+	d.client("bad")
+	d.signal(syscall.SIGTERM)
+	d.wantExit(0)
+	d.wantLast("stopped: 1 session and 1 connection ended, 1 server killed at the deadline, in ")
+}
+
+// G1, S4: a server that is still starting when the signal comes is given up when the
+// grace is over.
+func TestSignalDuringTheStartOfAServer(t *testing.T) {
+	t.Parallel()
+	d := start(t, `{"shutdown": {"grace": "200ms"}, "mcpServers": {"bad": {"command": "SERVER", "args": ["-never-start"], "startTimeout": "10m"}}}`)
+	hello := make(chan answer, 1)
+	go func() { hello <- d.do("POST", "/mcp/bad", helloBody) }()
+	eventually(t, "the server starts", func() bool { return len(d.leftovers("badserver")) == 1 })
+	d.signal(syscall.SIGTERM)
+	if a := receive(t, hello); a.reason() != "draining" {
+		t.Errorf("initialize: %d %s %v", a.status, a.body, a.err)
+	}
+	d.wantExit(0)
+}
+
+// G1: a start that fails half-way takes the same way down, and says what to do.
+func TestStartFailsHalfWay(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	n := newNest(t)
+	d := n.command(oneServer, "--listen", taken.Addr().String())
+	d.wantExit(1)
+	if e := d.stderr.String(); !strings.Contains(e, "roundhouse: listen on "+taken.Addr().String()) || !strings.Contains(e, "--listen") {
+		t.Errorf("it said: %s", e)
+	}
+	if strings.Contains(d.stderr.String(), "stopped:") {
+		t.Errorf("what never served was stopped: %s", d.stderr)
+	}
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+	if files := n.journals(); len(files) > 0 {
+		t.Errorf("files are left: %v", files)
+	}
+}
+
+// G1: the journal of a daemon goes with it.
+func TestNormalEndLeavesNoJournal(t *testing.T) {
+	t.Parallel()
+	d := start(t, oneServer)
+	d.client("bad")
+	if info, err := os.Stat(d.path("state")); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the state directory: %v %v", info, err)
+	}
+	d.signal(syscall.SIGTERM)
+	d.wantExit(0)
+	if files := d.journals(); len(files) > 0 {
+		t.Errorf("files are left: %v", files)
+	}
+}
