@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"roundhouse/internal/fault"
@@ -12,11 +13,14 @@ import (
 	"roundhouse/internal/wire"
 )
 
-// Limits of what waits for one client, and of all clients together (H4).
+// Limits of what waits in one stream, and in all streams together (H4). While
+// somebody reads a stream without delay, bursts may be many times as long.
 const (
 	maxQueuedFrames = 256
 	maxQueuedBytes  = 1 << 20
 	maxQueuedTotal  = 512 << 20
+	burst           = 16
+	slowAfter       = time.Second // a reader that writes for so long delays the stream
 )
 
 // stream is an ordered run of frames to one client: the answer to one POST with
@@ -51,11 +55,18 @@ type queued struct {
 
 // reader is one HTTP response that takes a stream's frames.
 type reader struct {
-	once sync.Once
-	done chan struct{}
+	once    sync.Once
+	done    chan struct{}
+	writing atomic.Int64 // when it began to write, in Unix nanoseconds; 0 while it does not
 }
 
 func newReader() *reader { return &reader{done: make(chan struct{})} }
+
+// slow reports whether the client takes its time with what it was sent last.
+func (r *reader) slow() bool {
+	begun := r.writing.Load()
+	return begun != 0 && time.Since(time.Unix(0, begun)) > slowAfter
+}
 
 // stop makes the reader end its response soon.
 func (r *reader) stop() { r.once.Do(func() { close(r.done) }) }
@@ -124,8 +135,12 @@ func (s *stream) countLocked(n int) {
 // was given up for that.
 func (s *stream) queueLocked(q queued) (slow bool) {
 	n := q.p.Len()
+	times := 1
+	if s.reader != nil && !s.reader.slow() || s.awaitedLocked() {
+		times = burst
+	}
 	own := func() bool {
-		return len(s.queue) > 0 && (len(s.queue) >= maxQueuedFrames || s.bytes+n > maxQueuedBytes)
+		return len(s.queue) > 0 && (len(s.queue) >= times*maxQueuedFrames || s.bytes+n > times*maxQueuedBytes)
 	}
 	all := func() bool { return s.t.g.queued.Load()+int64(n) > maxQueuedTotal }
 	if len(s.queue) > 0 && (own() || all()) {
@@ -138,14 +153,18 @@ func (s *stream) queueLocked(q queued) (slow bool) {
 	}
 	// When the clients together have reached their limit, only what is taken at once
 	// is queued: by a reader that keeps up, or as the answer that a POST waits for.
-	waited := s.reader != nil && len(s.queue) == 0 || s.number == 0 && s != &s.t.standing
-	if all() && !waited {
+	keepsUp := s.reader != nil && len(s.queue) == 0
+	if all() && !keepsUp && !s.awaitedLocked() {
 		return slow
 	}
 	s.queue = append(s.queue, q)
 	s.countLocked(n)
 	return slow
 }
+
+// awaitedLocked reports whether a POST waits for what comes, and has not begun its
+// answer.
+func (s *stream) awaitedLocked() bool { return s.number == 0 && s != &s.t.standing }
 
 // dropNotesLocked drops the oldest frames that are no answers, for as long as it must.
 func (s *stream) dropNotesLocked(must func() bool) {
@@ -290,6 +309,7 @@ func (s *stream) read(w http.ResponseWriter, r *http.Request, me *reader, after 
 // another reader takes over from me.
 func (s *stream) write(w http.ResponseWriter, r *http.Request, me *reader, replay []event, prime bool) {
 	defer s.leave(me)
+	me.writing.Store(time.Now().UnixNano())
 	g := s.t.g
 	out := sse.NewWriter(w, g.cfg.WriteDeadline)
 	for _, e := range replay {
@@ -308,6 +328,7 @@ func (s *stream) write(w http.ResponseWriter, r *http.Request, me *reader, repla
 		if !mine || out.Flush() != nil || over {
 			return
 		}
+		me.writing.Store(0)
 		keep.Reset(g.cfg.KeepAlive)
 		select {
 		case <-s.wake:
@@ -318,6 +339,7 @@ func (s *stream) write(w http.ResponseWriter, r *http.Request, me *reader, repla
 		case <-r.Context().Done():
 			return
 		}
+		me.writing.Store(time.Now().UnixNano())
 	}
 }
 

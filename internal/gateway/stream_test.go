@@ -267,6 +267,8 @@ func TestAStalledReaderIsDroppedAndDelaysNobody(t *testing.T) {
 		p, q := w.connect("/mcp/a"), w.connect("/mcp/a")
 		conn := stalled(p, p.request(http.MethodGet, ""))
 		defer conn.Close()
+		push(p, "x")
+		time.Sleep(2 * time.Second)
 		begun := time.Now()
 		for range 3 * maxQueuedFrames {
 			push(p, "x")
