@@ -128,8 +128,6 @@ func (w *world) end() {
 	}
 }
 
-func (w *world) script(name string) *script { return w.scripts[name] }
-
 func (w *world) all() []*proc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
