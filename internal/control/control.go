@@ -107,7 +107,9 @@ func (c *Control) status(w http.ResponseWriter, _ *http.Request, caller front.Ca
 		}
 	}
 	for _, i := range c.cfg.Pool.Snapshot() {
-		st.Connections[i.State]++
+		if !i.Dying { // its entry is counted, or has been replaced
+			st.Connections[i.State]++
+		}
 	}
 	front.WriteJSON(w, http.StatusOK, st)
 }
