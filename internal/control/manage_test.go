@@ -1,0 +1,307 @@
+package control_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"roundhouse/internal/control"
+	"roundhouse/internal/session"
+)
+
+type restarted struct {
+	Server    string
+	Entries   []control.Restarted
+	Restarted *bool
+	Skipped   bool
+	Reason    string
+}
+
+func (w *world) restart(query string) restarted {
+	w.t.Helper()
+	r := w.send("", "POST", "/api/v1/servers/a/restart"+query, "")
+	var v restarted
+	if err := json.Unmarshal(r.body, &v); err != nil || r.status != 200 {
+		w.t.Fatalf("restart: %d %s %v", r.status, r.body, err)
+	}
+	return v
+}
+
+// R6: a restart gives every connection of the server a new process; sessions stay.
+func TestRestart(t *testing.T) {
+	for _, query := range []string{"", "?entry=*"} {
+		w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER"}, "b": {"command": "SERVER"}}}`)
+		one, two := w.client("", "a", "s1"), w.client("", "a", "s2")
+		w.client("", "b", "s1")
+		one.call("count", `{}`)
+		before, other := w.connections("", "a")[0], w.connections("", "b")[0]
+		slow := two.begin(600000)
+
+		r := w.restart(query)
+		if r.Server != "a" || len(r.Entries) != 1 || !r.Entries[0].Restarted || r.Entries[0].EntryIndex != 0 || r.Entries[0].Reason != "" {
+			t.Errorf("%+v", r)
+		}
+		if reason := receive(t, slow); reason != "interrupted" {
+			t.Errorf("the call in flight: %s", reason)
+		}
+		after := w.connections("", "a")[0]
+		if after.PID == before.PID || after.ID != before.ID || after.Generation <= before.Generation || after.Refs != 2 || !slices.Equal(after.Sessions, before.Sessions) {
+			t.Errorf("before %+v, after %+v", before, after)
+		}
+		if now := w.connections("", "b")[0]; now.PID != other.PID {
+			t.Error("another server was restarted too")
+		}
+		if n := one.call("count", `{}`); n != "1" {
+			t.Errorf("the first call of the new process: %s", n)
+		}
+	}
+}
+
+// R6: a server that cannot start again is said to have failed, and why.
+func TestRestartThatFails(t *testing.T) {
+	w := newWorld(t, fmt.Sprintf(`{"mcpServers": {"a": {"command": "sh", "args": ["-c", "mkdir %s && exec SERVER"]}}}`, t.TempDir()+"/once"))
+	w.client("", "a", "s1")
+	r := w.restart("")
+	if len(r.Entries) != 1 || r.Entries[0].Restarted || !strings.Contains(r.Entries[0].Reason, `server "a" did not start`) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// R7: a server without a connection has nothing to restart, a disabled one is skipped,
+// and a single entry is refused instead of restarting all.
+func TestRestartOfNothing(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER"}, "off": {"command": "SERVER", "disabled": true}}}`)
+	if r := w.restart(""); r.Entries == nil || len(r.Entries) != 0 || r.Skipped {
+		t.Errorf("%+v", r)
+	}
+	if r := w.send("", "POST", "/api/v1/servers/off/restart", ""); string(r.body) != `{"reason":"disabled","restarted":false,"server":"off","skipped":true}` {
+		t.Errorf("%s", r.body)
+	}
+	w.client("", "a", "")
+	pid := w.connections("", "a")[0].PID
+	if r := w.send("", "POST", "/api/v1/servers/a/restart?entry=0", ""); r.status != 400 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if now := w.connections("", "a")[0].PID; now != pid {
+		t.Error("a refused restart restarts")
+	}
+}
+
+type logList struct {
+	Server      string
+	Connections []struct {
+		ID    string
+		Lines []string
+	}
+}
+
+// P5, P6: stderr and what a server writes on stdout beside the protocol are shown,
+// also of one that has crashed.
+func TestLogs(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {
+		"a":      {"command": "sh", "args": ["-c", "echo '<b>first</b>' >&2; echo second >&2; exec SERVER -banner"]},
+		"failed": {"command": "SERVER", "args": ["-fail-start"]},
+		"none":   {"command": "SERVER"}}}`)
+	c := w.client("", "a", "")
+	logs := func(path string) []string {
+		t.Helper()
+		list := get[logList](w, "", path)
+		if len(list.Connections) != 1 {
+			t.Fatalf("GET %s: %+v", path, list)
+		}
+		if id := w.connections("", list.Server)[0].ID; list.Connections[0].ID != id {
+			t.Errorf("the id is %s, not %s", list.Connections[0].ID, id)
+		}
+		return list.Connections[0].Lines
+	}
+	lines := logs("/api/v1/servers/a/logs")
+	has := func(part string) bool {
+		return slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, part) })
+	}
+	if len(lines) != 3 || !has("<b>first</b>") || !has("second") || !has("stdout: ") {
+		t.Errorf("alive: %q", lines)
+	}
+	if last := logs("/api/v1/servers/a/logs?lines=1"); len(last) != 1 || last[0] != lines[2] {
+		t.Errorf("the last line: %q of %q", last, lines)
+	}
+
+	c.call("exit", `{"code": 9}`)
+	eventually(t, "the process has ended", func() bool {
+		i := w.connections("", "a")
+		return len(i) == 1 && i[0].Exit == "exit status 9" && !i[0].Dying
+	})
+	if crashed := logs("/api/v1/servers/a/logs"); !slices.Equal(crashed[:min(3, len(crashed))], lines) {
+		t.Errorf("crashed: %q, alive %q", crashed, lines)
+	}
+	if last := logs("/api/v1/servers/a/logs?lines=1"); len(last) != 1 {
+		t.Errorf("the last line of a crashed one: %q", last)
+	}
+
+	w.send("", "POST", "/mcp/failed", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`)
+	if lines := logs("/api/v1/servers/failed/logs"); len(lines) == 0 {
+		t.Error("a server that did not start has no log")
+	}
+	if r := w.send("", "GET", "/api/v1/servers/none/logs", ""); string(r.body) != `{"connections":[],"server":"none"}` {
+		t.Errorf("never started: %s", r.body)
+	}
+	for _, lines := range []string{"0", "-1", "10001", "x", "1.5"} {
+		if r := w.send("", "GET", "/api/v1/servers/a/logs?lines="+lines, ""); r.status != 400 || r.reason() != "bad_request" {
+			t.Errorf("lines=%s: %d %s", lines, r.status, r.body)
+		}
+	}
+}
+
+type sessionList struct{ Sessions []session.Info }
+
+func (w *world) sessionIDs(token string) []string {
+	w.t.Helper()
+	ids := []string{}
+	for _, s := range get[sessionList](w, token, "/api/v1/sessions").Sessions {
+		ids = append(ids, s.Principal+"/"+s.ID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// N2: a session id is no credential; another principal's session is unknown, in lists,
+// by its id, at connections, and for its end. An admin sees and ends all.
+func TestSessionsOfOtherPrincipalsAreUnknown(t *testing.T) {
+	w := newWorld(t, `{`+auth+`"mcpServers": {"a": {"command": "SERVER", "shareAcrossPrincipals": true}}}`)
+	if r := w.send(alice, "GET", "/api/v1/sessions", ""); string(r.body) != `{"sessions":[]}` {
+		t.Errorf("none: %s", r.body)
+	}
+	w.client(alice, "a", "hers")
+	w.client(alice, "a", "both")
+	mine := w.client(bob, "a", "his")
+	if c := w.connections(root, ""); len(c) != 1 || c[0].Refs != 3 {
+		t.Fatalf("not shared: %+v", c)
+	}
+	for token, want := range map[string][]string{
+		alice: {"alice/both", "alice/hers"}, bob: {"bob/his"}, root: {"alice/both", "alice/hers", "bob/his"},
+	} {
+		if ids := w.sessionIDs(token); !slices.Equal(ids, want) {
+			t.Errorf("sessions for %s: %q", token, ids)
+		}
+	}
+	for token, want := range map[string][]string{alice: {"both", "hers"}, bob: {"his"}, root: {"both", "hers", "his"}} {
+		if c := w.connections(token, "")[0]; !slices.Equal(c.Sessions, want) || c.Refs != 3 {
+			t.Errorf("sessions of the connection for %s: %q, refs %d", token, c.Sessions, c.Refs)
+		}
+		if c := get[control.Server](w, token, "/api/v1/servers/a").Connections[0]; !slices.Equal(c.Sessions, want) {
+			t.Errorf("sessions of the server for %s: %q", token, c.Sessions)
+		}
+		if c := get[struct{ Servers []control.Server }](w, token, "/api/v1/servers").Servers[0].Connections[0]; !slices.Equal(c.Sessions, want) {
+			t.Errorf("sessions in the list for %s: %q", token, c.Sessions)
+		}
+	}
+	for _, method := range []string{"GET", "DELETE"} {
+		foreign, absent := w.send(bob, method, "/api/v1/sessions/hers", ""), w.send(bob, method, "/api/v1/sessions/same", "")
+		if foreign.status != 404 || strings.ReplaceAll(string(foreign.body), "hers", "same") != string(absent.body) {
+			t.Errorf("%s: another's %d %s, none %s", method, foreign.status, foreign.body, absent.body)
+		}
+		if r := w.send(bob, method, "/api/v1/sessions/hers?principal=alice", ""); r.status != 403 {
+			t.Errorf("%s with another's name: %d %s", method, r.status, r.body)
+		}
+	}
+	if got := mine.call("echo", `{"text": "x"}`); got != "x" {
+		t.Errorf("%s", got)
+	}
+	if r := w.send(root, "DELETE", "/api/v1/sessions/hers", ""); r.status != 204 {
+		t.Errorf("an admin's end: %d %s", r.status, r.body)
+	}
+	if ids := w.sessionIDs(root); !slices.Equal(ids, []string{"alice/both", "bob/his"}) {
+		t.Errorf("left: %q", ids)
+	}
+}
+
+// N2: ids belong to principals. Where two have a session of one id, each sees his own
+// uses of connections only, and an admin must say whose he means.
+func TestSessionsOfOneIDBelongToTheirPrincipals(t *testing.T) {
+	w := newWorld(t, `{`+auth+`"mcpServers": {"a": {"command": "SERVER"}, "b": {"command": "SERVER"}}}`)
+	w.client(alice, "a", "same")
+	w.client(bob, "b", "same")
+	for token, server := range map[string]string{alice: "a", bob: "b"} {
+		for _, c := range w.connections(token, "") {
+			if mine := len(c.Sessions) == 1; mine != (c.Server == server) {
+				t.Errorf("%s at the connection to %s: %q", token, c.Server, c.Sessions)
+			}
+		}
+		if s := get[session.Info](w, token, "/api/v1/sessions/same"); s.Clients[0].Server != server {
+			t.Errorf("%s gets %+v", token, s)
+		}
+	}
+	for _, method := range []string{"GET", "DELETE"} {
+		r := w.send(root, method, "/api/v1/sessions/same", "")
+		if r.status != 400 || !strings.Contains(string(r.body), "?principal= one of alice, bob") {
+			t.Errorf("%s: %d %s", method, r.status, r.body)
+		}
+	}
+	if s := get[session.Info](w, root, "/api/v1/sessions/same?principal=bob"); s.Principal != "bob" {
+		t.Errorf("%+v", s)
+	}
+	if r := w.send(root, "DELETE", "/api/v1/sessions/same?principal=bob", ""); r.status != 204 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if ids := w.sessionIDs(root); !slices.Equal(ids, []string{"alice/same"}) {
+		t.Errorf("left: %q", ids)
+	}
+	if s := get[session.Info](w, root, "/api/v1/sessions/same"); s.Principal != "alice" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// N7: what is shown of a session.
+func TestSession(t *testing.T) {
+	w := newWorld(t, `{`+auth+`"mcpServers": {"a": {"command": "SERVER"}}}`)
+	c := w.client(alice, "a", "")
+	c.call("echo", `{"text": "x"}`)
+	slow := c.begin(300)
+	s := get[session.Info](w, alice, "/api/v1/sessions/"+c.id())
+	if s.ID != c.id() || s.Principal != "alice" || s.State != session.Active || s.Named || s.CreatedAt.IsZero() || s.LastActivity.Before(s.CreatedAt) ||
+		s.InFlight != 1 || s.Calls < 2 || len(s.Connections) != 1 || s.Connections[0] != w.connections(alice, "a")[0].ID {
+		t.Errorf("%+v", s)
+	}
+	if len(s.Clients) != 1 || s.Clients[0].Name != "test/1" || s.Clients[0].Server != "a" || s.Clients[0].Version != "2025-11-25" {
+		t.Errorf("%+v", s.Clients)
+	}
+	receive(t, slow)
+}
+
+// N4: an end waits for calls in flight up to the grace; force does not.
+func TestEndOfASession(t *testing.T) {
+	w := newWorld(t, `{"shutdown": {"grace": "200ms"}, "mcpServers": {"a": {"command": "SERVER"}}}`)
+	slow := w.client("", "a", "s1").begin(100)
+	if r := w.send("", "DELETE", "/api/v1/sessions/s1", ""); r.status != 204 || len(r.body) != 0 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if got := receive(t, slow); got != "slept 100 ms" {
+		t.Errorf("a call within the grace: %s", got)
+	}
+	if r := w.send("", "GET", "/api/v1/sessions/s1", ""); r.status != 404 || r.reason() != "unknown_session" {
+		t.Errorf("after the end: %d %s", r.status, r.body)
+	}
+
+	slow = w.client("", "a", "s2").begin(600000)
+	if r := w.send("", "DELETE", "/api/v1/sessions/s2?force=false", ""); r.status != 204 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if got := receive(t, slow); got != "unknown_session" {
+		t.Errorf("a call beyond the grace: %s", got)
+	}
+	if r := w.send("", "DELETE", "/api/v1/sessions/s2?force=perhaps", ""); r.status != 400 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+}
+
+func TestForcedEndOfASession(t *testing.T) {
+	w := newWorld(t, `{"shutdown": {"grace": "10m", "total": "20m"}, "mcpServers": {"a": {"command": "SERVER"}}}`)
+	slow := w.client("", "a", "s1").begin(600000)
+	if r := w.send("", "DELETE", "/api/v1/sessions/s1?force=true", ""); r.status != 204 {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if got := receive(t, slow); got != "unknown_session" {
+		t.Errorf("the call in flight: %s", got)
+	}
+}
