@@ -93,10 +93,10 @@ func lookupEnv(env []string, name string) string {
 	return ""
 }
 
-// lookPath finds a command as the server will see it: in the PATH of its own
+// LookPath finds a command as the server will see it: in the PATH of its own
 // environment, or relative to its directory when it is a path. Entries of PATH that are empty
 // or relative are not searched, since they depend on where we run.
-func lookPath(command, dir string, env []string) (string, error) {
+func LookPath(command, dir string, env []string) (string, error) {
 	if filepath.Base(command) != command {
 		path := command
 		if !filepath.IsAbs(path) {

@@ -182,7 +182,7 @@ func (s *Spec) launch(marker string) (launch, error) {
 		return l, fmt.Errorf("working directory %q is not a directory", l.dir)
 	}
 	var err error
-	if l.path, err = lookPath(s.Command, l.dir, s.Env); err != nil {
+	if l.path, err = LookPath(s.Command, l.dir, s.Env); err != nil {
 		return l, err
 	}
 	l.argv = append([]string{s.Command}, s.Args...)

@@ -232,7 +232,7 @@ func TestStdoutHasDeadlines(t *testing.T) {
 
 // Case 13: the sentinel of a missing command.
 func TestMissingCommandIsNotExist(t *testing.T) {
-	_, err := lookPath("no-such-command", "/", []string{"PATH=:relative:/bin"})
+	_, err := LookPath("no-such-command", "/", []string{"PATH=:relative:/bin"})
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("error %v", err)
 	}
