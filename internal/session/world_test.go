@@ -1,0 +1,266 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/upstream"
+	"roundhouse/internal/wire"
+)
+
+// A world is a Manager over a real pool, whose servers live in memory.
+type world struct {
+	*testing.T
+	m    *Manager
+	pool *pool.Pool
+
+	mu    sync.Mutex
+	links []*link
+	delay time.Duration // before initialize is answered
+}
+
+func server(name string) *config.Server {
+	return &config.Server{Name: name, Transport: config.Stdio, Command: name, Sharing: config.Shared, StartTimeout: time.Minute}
+}
+
+// inWorld runs test in a bubble; afterwards no session, connection or goroutine may
+// be left.
+func inWorld(t *testing.T, limits config.Sessions, servers []*config.Server, test func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t}
+		w.pool = pool.New(pool.Config{Dial: w.dial, DrainDelay: 30 * time.Second})
+		w.m = NewManager(Config{Pool: w.pool, Servers: servers, Limits: limits, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute, Version: "test"})
+		test(w)
+		w.m.Drain()
+		w.m.Shutdown(context.Background())
+		w.pool.Drain(context.Background(), true)
+		if st := w.m.Stats(); st.Clients+st.InFlight+len(w.m.sessions) != 0 {
+			t.Errorf("left: %+v", st)
+		}
+	})
+}
+
+var usual = config.Sessions{Max: 100, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour}
+
+// A link is a server in memory. It keeps what it was told, and answers tools/call
+// after the milliseconds in params.ms.
+type link struct {
+	w       *world
+	server  *config.Server
+	aborted chan struct{}
+	once    sync.Once
+	err     error
+	handler chan upstream.Handler // has the one that Run was given
+	wg      sync.WaitGroup
+	out     sync.Mutex // held for one frame to the handler
+
+	mu   sync.Mutex
+	subs map[string]bool
+	lvls []string
+	seen []string
+}
+
+func (w *world) dial(_ context.Context, s *config.Server) (pool.Link, error) {
+	l := &link{w: w, server: s, aborted: make(chan struct{}), handler: make(chan upstream.Handler, 1), subs: map[string]bool{}}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.links = append(w.links, l)
+	return l, nil
+}
+
+// link returns the newest link of a server.
+func (w *world) link(name string) *link {
+	w.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range slices.Backward(w.links) {
+		if l.server.Name == name {
+			return l
+		}
+	}
+	w.Fatalf("%s was never started", name)
+	return nil
+}
+
+// Send implements pool.Link.
+func (l *link) Send(_ context.Context, m *upstream.Message) error {
+	l.Post(m)
+	return nil
+}
+
+// Post implements pool.Link.
+func (l *link) Post(m *upstream.Message) {
+	f, err := wire.Parse(slices.Clone(m.Bytes))
+	if err != nil {
+		panic(err)
+	}
+	l.take(f) // in the order of the sends
+	if f.Kind == wire.Request {
+		l.wg.Go(func() { l.answer(f) })
+	}
+}
+
+// take notes what a frame changes.
+func (l *link) take(f wire.Frame) {
+	r, _ := f.Routing()
+	uri, _ := wire.Text(r.URI.Of(f.Raw))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen = append(l.seen, f.Method)
+	switch f.Method {
+	case wire.ResourcesSubscribe:
+		l.subs[uri] = true
+	case wire.ResourcesUnsubscribe:
+		delete(l.subs, uri)
+	case wire.LoggingSetLevel:
+		l.lvls = append(l.lvls, string(r.Level.Of(f.Raw)))
+	}
+}
+
+func (l *link) answer(f wire.Frame) {
+	result, wait := "{}", time.Duration(0)
+	switch f.Method {
+	case wire.MethodInitialize:
+		l.w.mu.Lock()
+		wait = l.w.delay
+		l.w.mu.Unlock()
+		result = `{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"resources":{"subscribe":true},"logging":{}},"serverInfo":{"name":"x","version":"1"}}`
+	case wire.ToolsList:
+		result = `{"tools":[{"name":"echo"}]}`
+	case wire.ResourcesList:
+		result = `{"resources":[]}`
+	case wire.ResourcesTemplatesList:
+		result = `{"resourceTemplates":[]}`
+	case wire.ToolsCall:
+		var ms int
+		_, _ = fmt.Sscanf(string(f.Params()), `{"name":"echo","ms":%d}`, &ms)
+		wait = time.Duration(ms) * time.Millisecond
+	}
+	if wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-l.aborted:
+			return
+		}
+	}
+	l.say(wire.Result(f.ID(), []byte(result)))
+}
+
+// say delivers a frame of the server.
+func (l *link) say(raw []byte) {
+	f, err := wire.Parse(raw)
+	if err != nil {
+		panic(err)
+	}
+	var h upstream.Handler
+	select {
+	case h = <-l.handler:
+	case <-l.aborted:
+		return
+	}
+	h.Frame(f)
+	l.handler <- h
+}
+
+// Run implements pool.Link.
+func (l *link) Run(h upstream.Handler) error {
+	l.handler <- h
+	<-l.aborted
+	l.wg.Wait()
+	return l.err
+}
+
+// Abort implements pool.Link.
+func (l *link) Abort(err error) {
+	l.once.Do(func() {
+		l.err = err
+		close(l.aborted)
+	})
+}
+
+// Close implements pool.Link.
+func (l *link) Close(context.Context) { l.wg.Wait() }
+
+// Facts implements pool.Link.
+func (l *link) Facts() pool.LinkFacts { return pool.LinkFacts{PID: 1} }
+
+// Output implements pool.Link.
+func (l *link) Output(int) []string { return nil }
+
+// Note implements pool.Link.
+func (l *link) Note(string) {}
+
+// A tray is a client's stream and the outlet of its calls.
+type tray struct {
+	mu     sync.Mutex
+	pushed []string
+	ended  *fault.Error
+	done   chan mux.Pieces
+}
+
+func newTray() *tray { return &tray{done: make(chan mux.Pieces, 100)} }
+
+// Push implements Stream.
+func (x *tray) Push(p mux.Pieces) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.pushed = append(x.pushed, string(p.AppendTo(nil)))
+}
+
+// End implements Stream.
+func (x *tray) End(why *fault.Error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.ended = why
+}
+
+// Note implements mux.Outlet.
+func (x *tray) Note(p mux.Pieces) { x.Push(p) }
+
+// Done implements mux.Outlet.
+func (x *tray) Done(p mux.Pieces) { x.done <- p }
+
+// initialize makes a client of a session ("" names none).
+func (w *world) initialize(scope, name string) (*Client, error) {
+	w.Helper()
+	f, err := wire.Parse([]byte(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"2"}}}`))
+	if err != nil {
+		w.Fatal(err)
+	}
+	c, _, err := w.m.Initialize(context.Background(), Hello{ClientID: NewID(), Principal: "local", Session: name, Scope: scope, Frame: f, Stream: newTray()})
+	return c, err
+}
+
+func (w *world) client(scope, name string) *Client {
+	w.Helper()
+	c, err := w.initialize(scope, name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return c
+}
+
+func frame(id int, method, params string) wire.Frame {
+	f, err := wire.Parse(wire.NewRequest(fmt.Append(nil, id), method, []byte(params)))
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
+
+// do makes a request and returns the whole answer; "" when there came none.
+func (c *Client) do(id int, method, params string) string {
+	x := newTray()
+	c.Session().Do(c, frame(id, method, params), x)
+	return string((<-x.done).AppendTo(nil))
+}
