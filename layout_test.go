@@ -16,7 +16,7 @@ import (
 // face, a leaf no sibling (docs/design.md has the picture); a new edge is a decision
 // and is made here.
 var arrows = map[string][]string{
-	"cmd/roundhouse": {"config", "daemon", "pool", "process", "wire"},
+	"cmd/roundhouse": {"config", "daemon", "fault", "pool", "process", "shim", "socket", "wire"},
 
 	"internal/daemon": {"config", "control", "front", "gateway", "pool", "process", "session", "socket"},
 
@@ -24,6 +24,7 @@ var arrows = map[string][]string{
 	"internal/control": {"config", "fault", "front", "pool", "session"},
 	"internal/gateway": {"fault", "front", "mux", "relay", "session", "sse", "wire"},
 
+	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
 	"internal/session":  {"config", "fault", "mux", "pool", "wire"},
 	"internal/pool":     {"config", "fault", "mux", "process", "secret", "upstream", "wire"},

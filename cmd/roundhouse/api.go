@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"roundhouse/internal/fault"
+	"roundhouse/internal/socket"
 	"roundhouse/internal/wire"
 )
 
@@ -30,10 +32,24 @@ type api struct {
 	http  *http.Client
 }
 
-// remote adds the flags by which a command finds the daemon.
+// remote adds the flags by which a command finds the daemon: where no URL is given, by
+// its socket or else at the default URL.
 func remote(cmd *cobra.Command) *api {
-	a := &api{http: &http.Client{}, token: os.Getenv("ROUNDHOUSE_TOKEN")}
+	a := &api{token: os.Getenv("ROUNDHOUSE_TOKEN")}
 	cmd.Flags().StringVar(&a.base, "url", environment("ROUNDHOUSE_URL", defaultURL), "the `URL` of the daemon (also ROUNDHOUSE_URL); its token is read from ROUNDHOUSE_TOKEN")
+	given := os.Getenv("ROUNDHOUSE_URL") != ""
+	a.http = &http.Client{Transport: &http.Transport{
+		Proxy: http.ProxyFromEnvironment,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if !given && !cmd.Flags().Changed("url") {
+				path := readLocal(os.Getenv("ROUNDHOUSE_CONFIG"), "").config.Socket
+				if c, err := socket.Dial(ctx, path); err == nil {
+					return c, nil
+				}
+			}
+			return (&net.Dialer{}).DialContext(ctx, network, address)
+		},
+	}}
 	return a
 }
 

@@ -77,7 +77,7 @@ configuration is wrong.`,
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetHelpCommand(helpCommand(root))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), psCommand(), callCommand(), configCommand(), versionCommand())
+	root.AddCommand(serveCommand(), connectCommand(), psCommand(), callCommand(), configCommand(), versionCommand())
 	return root
 }
 

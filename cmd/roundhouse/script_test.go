@@ -129,7 +129,8 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 					continue
 				}
 				ts.Check(ts.Exec("sh", "-c", line))
-				if ts.ReadFile("stdout") == "" && !strings.Contains(line, ">") {
+				quiet := cmd.Name() == "connect" // a client that closes its end at once is owed nothing
+				if ts.ReadFile("stdout") == "" && !quiet && !strings.Contains(line, ">") {
 					ts.Fatalf("it prints nothing")
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,7 @@ import (
 func serveCommand() *cobra.Command {
 	var o config.Options
 	var level, format string
+	var autostart bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon",
@@ -32,6 +34,9 @@ second does not, the third ends at once.`,
   roundhouse serve --config .mcp.json --listen 127.0.0.1:7420`,
 		Args: arguments(0, 0, "no arguments; name the file with --config"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if autostart {
+				cmd.SetErr(&boundedLog{file: os.Stderr})
+			}
 			log, err := newLogger(cmd.ErrOrStderr(), level, format)
 			if err != nil {
 				return err
@@ -49,7 +54,7 @@ second does not, the third ends at once.`,
 			ctx, hurry, stop := signals(cmd.Context(), cmd.ErrOrStderr())
 			defer stop()
 			return daemon.Run(ctx, hurry, daemon.Options{
-				Config: cfg, Version: currentVersion(), Log: log,
+				Config: cfg, Version: currentVersion(), Log: log, Autostart: autostart,
 				Ready:   func(addr net.Addr) { welcome(cmd.ErrOrStderr(), cfg, addr) },
 				Stopped: func(s daemon.Summary) { fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: stopped: %s\n", s) },
 			})
@@ -59,10 +64,35 @@ second does not, the third ends at once.`,
 	f.StringVar(&o.File, "config", os.Getenv("ROUNDHOUSE_CONFIG"), "the configuration `file` (also ROUNDHOUSE_CONFIG)")
 	f.StringVar(&o.Overrides.Listen, "listen", "", "the `address` to listen on (default 127.0.0.1:7420; also ROUNDHOUSE_LISTEN)")
 	f.StringVar(&o.Overrides.StateDir, "state-dir", "", "the `directory` for the daemon's own files (also ROUNDHOUSE_STATE_DIR)")
+	f.StringVar(&o.Overrides.Socket, "socket", "", "the `path` of the unix socket for local programs (also ROUNDHOUSE_SOCKET)")
 	f.BoolVar(&o.Overrides.NoPool, "no-pool", false, "give every session its own servers (also ROUNDHOUSE_NO_POOL=1)")
 	f.StringVar(&level, "log-level", "warn", "what to log: debug, info, warn or error")
 	f.StringVar(&format, "log-format", "text", "how to log: text or json")
+	f.BoolVar(&autostart, "autostart", false, "started by connect: serve the socket, and end when idle")
+	_ = f.MarkHidden("autostart") // it exists
 	return cmd
+}
+
+// boundedLog is the log file of a daemon that nobody watches. It begins anew when it
+// has become long.
+type boundedLog struct {
+	file *os.File // opened for appending
+
+	mu   sync.Mutex
+	size int
+}
+
+const maxAutostartLog = 4 << 20 // bytes
+
+// Write implements io.Writer.
+func (l *boundedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.size += len(p); l.size > maxAutostartLog {
+		l.size = len(p)
+		_ = l.file.Truncate(0) // a terminal or a pipe cannot be, and need not
+	}
+	return l.file.Write(p)
 }
 
 func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
@@ -116,6 +146,10 @@ func signals(parent context.Context, w io.Writer) (first, second context.Context
 
 // welcome says where everything is, for people.
 func welcome(w io.Writer, cfg *config.Config, addr net.Addr) {
+	if addr.Network() == "unix" {
+		fmt.Fprintf(w, "roundhouse: serving local programs at %s\n", addr)
+		return
+	}
 	base := "http://" + addr.String()
 	fmt.Fprintf(w, "roundhouse: serving %s\n", base)
 	fmt.Fprintf(w, "roundhouse:   %s/mcp  (all servers)\n", base)

@@ -1,0 +1,318 @@
+package shim
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"roundhouse/internal/fault"
+	"roundhouse/internal/relay"
+	"roundhouse/internal/wire"
+)
+
+// serve relays on a line until it is lost, and returns why it was.
+func (s *shim) serve(ctx context.Context, line *Line) error {
+	defer context.AfterFunc(ctx, func() { _ = line.Conn.Close() })()
+	defer line.Conn.Close() // whatever is wrong with it is why it was lost
+	in := line.lines()
+	s.hold()
+	if err := s.repeat(ctx, line, in); err != nil {
+		return err
+	}
+	s.resume = line.Session
+	lost := make(chan struct{})
+	var writer sync.WaitGroup
+	s.mu.Lock()
+	s.line = line
+	s.mu.Unlock()
+	writer.Go(func() { s.write(line, lost) })
+	err := s.relay(ctx, in)
+	close(lost)
+	_ = line.Conn.Close() // the writer may be stuck
+	writer.Wait()
+	return err
+}
+
+// hold stops the clocks of requests that wait: there is a daemon now, and however
+// long it takes with the handshake, it answers.
+func (s *shim) hold() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = false
+	for _, f := range s.queue {
+		s.stopLocked(f)
+	}
+}
+
+// relay passes on what the daemon sends.
+func (s *shim) relay(ctx context.Context, in *relay.Lines) error {
+	for {
+		raw, err := in.Next()
+		if tooLong, ok := errors.AsType[*relay.TooLong](err); ok {
+			s.dropLong(tooLong)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		s.pass(raw)
+		s.out.wait(ctx.Done())
+	}
+}
+
+// dropLong settles what a frame of the daemon was about that is too long for us.
+func (s *shim) dropLong(e *relay.TooLong) {
+	s.cfg.Say("the daemon sent %v; it was dropped", e)
+	if e.Kind == wire.Response && e.ID != nil {
+		s.pass(wire.ErrorReply(e.ID, fault.New(fault.TooLarge, "the answer is too large: %w", e).RPC()))
+	}
+}
+
+// pass hands one of the daemon's frames to the client, unless it is not for it.
+func (s *shim) pass(raw []byte) {
+	f, err := wire.Parse(raw)
+	if err == nil && !s.note(f) {
+		return
+	}
+	s.out.put(raw)
+}
+
+// note reads what a frame of the daemon changes, and reports whether it is for the
+// client.
+func (s *shim) note(f wire.Frame) bool {
+	id := string(f.ID())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch f.Kind {
+	case wire.Request:
+		s.asked[id] = struct{}{}
+	case wire.Notification:
+		if f.Method == wire.Cancelled {
+			if r, err := f.Routing(); err == nil {
+				delete(s.asked, string(r.RequestID.Of(f.Raw)))
+			}
+		}
+	case wire.Response:
+		if _, ours := s.swallow[id]; ours {
+			delete(s.swallow, id)
+			return false
+		}
+		request := s.sent[id]
+		delete(s.sent, id)
+		again := request != nil && request.stops < maxStops && isStopping(f, request.Method)
+		if again { // the next daemon gets it
+			request.stops++
+			s.leaving = true
+			s.pushFrontLocked(request)
+			s.waitLocked(request)
+		} else if request != nil {
+			s.memories.answered(request.Frame, f)
+		}
+		if s.leaving && len(s.sent) == 0 {
+			signal(s.wake) // the writer closes the line
+		}
+		return !again
+	}
+	return true
+}
+
+// maxStops is how many daemons in a row may refuse a request because they are
+// stopping.
+const maxStops = 3
+
+// isStopping reports whether an error says that a request was not executed because
+// the daemon is stopping. A handshake never is.
+func isStopping(f wire.Frame, method string) bool {
+	if !f.ErrorSpan.Present() {
+		return false
+	}
+	var e struct {
+		Data struct {
+			Reason fault.Reason
+			Sent   fault.Sent
+		}
+	}
+	return json.Unmarshal(f.ErrorValue(), &e) == nil && e.Data.Reason == fault.Draining &&
+		(e.Data.Sent == fault.SentNo || method == wire.MethodInitialize)
+}
+
+// write writes the client's frames to a line until it is lost. When the client has
+// closed its end, or the daemon is stopping and owes nothing more, it closes ours.
+func (s *shim) write(line *Line, lost <-chan struct{}) {
+	var buf []byte
+	for {
+		f, over := s.next(line)
+		if over {
+			s.hangUp(line)
+			return
+		}
+		if f == nil {
+			select {
+			case <-s.wake:
+				continue
+			case <-lost:
+				return
+			}
+		}
+		signal(s.room)
+		var err error
+		if buf, err = writeLine(line.Conn, buf, f.Raw); err != nil {
+			// The daemon has not got its end, so it has not read it at all.
+			s.unsend(f)
+			_ = line.Conn.Close() // the reader ends
+			return
+		}
+	}
+}
+
+// writeLine writes a frame and a line end; small ones at once, from buf.
+func writeLine(w io.Writer, buf, raw []byte) ([]byte, error) {
+	if len(raw) < relay.BufferSize {
+		buf = append(append(buf[:0], raw...), '\n')
+		_, err := w.Write(buf)
+		return buf, err
+	}
+	if _, err := w.Write(raw); err != nil {
+		return buf, err
+	}
+	_, err := w.Write([]byte{'\n'})
+	return buf, err
+}
+
+// next takes the next frame for the line, or nil. A daemon that stops gets no new
+// requests. over says that the line is to be closed.
+func (s *shim) next(line *Line) (f *frame, over bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := 0
+	if s.leaving {
+		i = slices.IndexFunc(s.queue, func(f *frame) bool { return f.Kind != wire.Request })
+	}
+	if i < 0 || i >= len(s.queue) {
+		return nil, s.eof || s.leaving && len(s.sent) == 0
+	}
+	f = s.queue[i]
+	s.unqueueLocked(f)
+	if f.Kind == wire.Request {
+		s.sent[string(f.ID())] = f
+	}
+	return f, false
+}
+
+// unsend puts a frame that could not be written back.
+func (s *shim) unsend(f *frame) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.Kind == wire.Request {
+		delete(s.sent, string(f.ID()))
+	}
+	s.pushFrontLocked(f)
+}
+
+// hangUp closes our direction of a line; the daemon then closes its own.
+func (s *shim) hangUp(line *Line) {
+	if half, ok := line.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		if line.Conn.SetReadDeadline(time.Now().Add(parting)) == nil {
+			return
+		}
+	}
+	_ = line.Conn.Close() // there is no better way
+}
+
+// errHandshake is the daemon's error answer to a handshake that was repeated.
+type errHandshake struct {
+	object   []byte
+	stopping bool // the next daemon may accept it
+}
+
+func (e *errHandshake) Error() string {
+	var v struct{ Message string }
+	if json.Unmarshal(e.object, &v) != nil || v.Message == "" {
+		return "the handshake was refused"
+	}
+	return "the handshake was refused: " + v.Message
+}
+
+// repeat brings a new line to where the client believes to be: handshake,
+// log level and subscriptions, whose answers the client does not see.
+func (s *shim) repeat(ctx context.Context, line *Line, in *relay.Lines) error {
+	s.mu.Lock()
+	m := s.memories
+	s.mu.Unlock()
+	if m.answer == nil {
+		return nil // the client's own handshake is still to come, or waits in the queue
+	}
+	var buf []byte
+	buf, err := writeLine(line.Conn, buf, m.hello.Raw)
+	if err != nil {
+		return fmt.Errorf("repeat the handshake: %w", err)
+	}
+	answer, err := s.awaitHello(ctx, in, string(m.hello.ID()))
+	if err != nil {
+		if refused, ok := errors.AsType[*errHandshake](err); ok && !refused.stopping {
+			s.failWaiting(refused.object)
+		}
+		return fmt.Errorf("repeat the handshake: %w", err)
+	}
+	frames, ids := m.rest()
+	s.mu.Lock()
+	for _, id := range ids {
+		s.swallow[id] = struct{}{}
+	}
+	s.mu.Unlock()
+	for _, raw := range frames {
+		if buf, err = writeLine(line.Conn, buf, raw); err != nil {
+			return fmt.Errorf("restore subscriptions: %w", err)
+		}
+	}
+	for _, raw := range m.news(answer) {
+		s.out.put(raw)
+	}
+	s.mu.Lock()
+	s.memories.answer = answer
+	s.mu.Unlock()
+	s.cfg.Say("connected to a daemon again")
+	return nil
+}
+
+// awaitHello reads until the handshake is answered.
+func (s *shim) awaitHello(ctx context.Context, in *relay.Lines, id string) (result []byte, err error) {
+	for {
+		raw, err := in.Next()
+		if err != nil {
+			return nil, err
+		}
+		f, err := wire.Parse(raw)
+		if err != nil || f.Kind != wire.Response || string(f.ID()) != id {
+			s.pass(raw)
+			s.out.wait(ctx.Done())
+			continue
+		}
+		if f.ErrorSpan.Present() {
+			return nil, &errHandshake{f.ErrorValue(), isStopping(f, wire.MethodInitialize)}
+		}
+		return f.Result(), nil
+	}
+}
+
+// failWaiting answers the requests that wait with the error that the handshake got.
+func (s *shim) failWaiting(object []byte) {
+	s.mu.Lock()
+	var ids [][]byte
+	for _, f := range slices.Clone(s.queue) {
+		if f.Kind == wire.Request {
+			s.unqueueLocked(f)
+			ids = append(ids, f.ID())
+		}
+	}
+	s.mu.Unlock()
+	signal(s.room)
+	for _, id := range ids {
+		s.out.put(wire.ErrorReply(id, object))
+	}
+}
