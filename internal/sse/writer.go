@@ -1,4 +1,4 @@
-// Package sse writes event streams (WHATWG HTML, section 9.2) on bytes.
+// Package sse reads and writes event streams (WHATWG HTML, section 9.2) on bytes.
 package sse
 
 import (
