@@ -74,7 +74,7 @@ func (m *Mux) interceptLocked(p Peer, c *Call, f wire.Frame, r wire.Routing) ver
 		}
 	case wire.ResourcesUnsubscribe:
 		if uri, err := wire.Text(r.URI.Of(f.Raw)); err == nil {
-			return m.unsubscribeLocked(p, uri)
+			return m.unsubscribeLocked(p, c, uri)
 		}
 	}
 	return forward // the server says what is wrong with parameters that we cannot read
@@ -90,15 +90,28 @@ func (m *Mux) setLevelLocked(p Peer, c *Call, want int) verdict {
 		return answered
 	}
 	m.level = least
-	c.after = func(ok bool) {
-		if !ok {
-			m.level = levelUnset // unknown: the next setLevel is forwarded
-		}
-	}
+	c.after = m.levelSet(least)
 	if least != want {
 		c.level = least
 	}
 	return forward
+}
+
+// levelSet returns what is due when a call that told the server a level has ended.
+func (m *Mux) levelSet(level int) func(ok bool) {
+	return func(ok bool) {
+		switch {
+		case !ok:
+			m.level = levelUnset // unknown: the next setLevel is forwarded
+		case m.level != levelUnset && m.level != level:
+			m.tellLevelLocked() // another one may have overtaken this one
+		}
+	}
+}
+
+func (m *Mux) tellLevelLocked() {
+	params := append(append([]byte(`{"level":`), wire.Quote(levels[m.level])...), '}')
+	m.callLocked(wire.LoggingSetLevel, params, m.levelSet(m.level))
 }
 
 // subscription is one URI with somebody interested. The first subscriber's
@@ -111,13 +124,13 @@ type subscription struct {
 	count   int // members that have the URI
 	waiting []subscriber
 	due     []subscriber // those to answer, between the call's end and its delivery
-	orphan  bool         // it became active when nobody wanted it any more
 }
 
 type subscriber struct {
 	peer Peer
 	id0  []byte
 	out  Outlet
+	call *Call // which its request became, if it was the first
 }
 
 // drop takes the waiting subscribers of p out and returns them.
@@ -131,20 +144,35 @@ func (s *subscription) drop(p Peer) (dropped []subscriber) {
 	return dropped
 }
 
+// withdraw takes out the subscriber whose request became c; no answer follows.
+func (s *subscription) withdraw(c *Call) bool {
+	s.m.mu.Lock()
+	i := slices.IndexFunc(s.waiting, func(w subscriber) bool { return w.call == c })
+	if i < 0 {
+		s.m.mu.Unlock()
+		return false
+	}
+	out := s.waiting[i].out
+	s.waiting = slices.Delete(s.waiting, i, i+1)
+	s.m.mu.Unlock()
+	out.Done(Pieces{})
+	return true
+}
+
 func (m *Mux) subscribeLocked(p Peer, c *Call, uri string) verdict {
 	s := m.subs[uri]
 	if s != nil && s.active {
 		m.addURILocked(p, s)
 		return answered
 	}
-	me := subscriber{p, c.id0, c.out}
+	me := subscriber{p, c.id0, c.out, c}
 	if s != nil {
 		s.waiting = append(s.waiting, me)
 		return parked
 	}
 	s = &subscription{m: m, uri: uri, waiting: []subscriber{me}}
 	m.subs[uri] = s
-	c.peer, c.out, c.common, c.after = nil, s, true, s.endedLocked
+	c.peer, c.out, c.sub, c.after = nil, s, s, s.endedLocked
 	return forward
 }
 
@@ -161,7 +189,7 @@ func (s *subscription) endedLocked(ok bool) {
 	}
 	if s.count == 0 { // all have left meanwhile
 		delete(s.m.subs, s.uri)
-		s.orphan = true
+		s.m.unsubscribeAllLocked(s.uri)
 	}
 }
 
@@ -172,12 +200,6 @@ func (s *subscription) Note(Pieces) {}
 func (s *subscription) Done(p Pieces) {
 	for _, w := range s.due {
 		w.out.Done(Pieces{p[0], w.id0, p[2]})
-	}
-	if s.orphan {
-		s.m.mu.Lock()
-		b := s.m.ownRequestLocked(wire.ResourcesUnsubscribe, uriParams(s.uri))
-		s.m.mu.Unlock()
-		s.m.cfg.Post(b)
 	}
 }
 
@@ -197,15 +219,33 @@ func (m *Mux) addURILocked(p Peer, s *subscription) {
 	s.count++
 }
 
-func (m *Mux) unsubscribeLocked(p Peer, uri string) verdict {
-	mem, s := m.members[p], m.subs[uri]
-	if mem == nil || s == nil {
-		return forward // nothing of ours: the server answers
+// unsubscribeLocked ends one member's subscription. Only the last one's request is
+// forwarded, or one for a URI that nobody has: the server says what it thinks of that.
+func (m *Mux) unsubscribeLocked(p Peer, c *Call, uri string) verdict {
+	if m.subs[uri] != nil {
+		mem := m.members[p]
+		if mem == nil {
+			return answered
+		}
+		if _, ok := mem.uris[uri]; !ok || !m.dropURILocked(p, mem, uri) {
+			return answered
+		}
 	}
-	if _, ok := mem.uris[uri]; ok && m.dropURILocked(p, mem, uri) {
-		return forward
+	c.after = func(bool) { m.subscribeAgainLocked(uri) }
+	return forward
+}
+
+// unsubscribeAllLocked tells the server that nobody has the URI any more.
+func (m *Mux) unsubscribeAllLocked(uri string) {
+	m.callLocked(wire.ResourcesUnsubscribe, uriParams(uri), func(bool) { m.subscribeAgainLocked(uri) })
+}
+
+// subscribeAgainLocked is due when an unsubscribe has ended. A client that has come
+// meanwhile may have overtaken it; without this the server would forget that client.
+func (m *Mux) subscribeAgainLocked(uri string) {
+	if m.subs[uri] != nil {
+		m.callLocked(wire.ResourcesSubscribe, uriParams(uri), nil)
 	}
-	return answered
 }
 
 // dropURILocked ends a member's subscription and reports whether it was the last.
@@ -224,27 +264,40 @@ func (m *Mux) dropURILocked(p Peer, mem *member, uri string) bool {
 	return true
 }
 
-// forgetLocked ends what a leaving member has, and returns what upstream must be
-// told: subscriptions that nobody has any more and a less verbose level.
-func (m *Mux) forgetLocked(p Peer, mem *member) (posts [][]byte) {
+// forgetLocked ends what a leaving member has, and tells the server of subscriptions
+// that nobody has any more and of a less verbose level.
+func (m *Mux) forgetLocked(p Peer, mem *member) {
 	for uri := range mem.uris {
 		if m.dropURILocked(p, mem, uri) {
-			posts = append(posts, m.ownRequestLocked(wire.ResourcesUnsubscribe, uriParams(uri)))
+			m.unsubscribeAllLocked(uri)
 		}
 	}
 	delete(m.members, p)
-	if mem.level != levelUnset {
-		if least := m.mostVerboseLocked(); least != m.level && least != levelUnset {
-			m.level = least
-			params := append(append([]byte(`{"level":`), wire.Quote(levels[least])...), '}')
-			posts = append(posts, m.ownRequestLocked(wire.LoggingSetLevel, params))
-		}
+	if mem.level == levelUnset {
+		return
 	}
-	return posts
+	if least := m.mostVerboseLocked(); least != m.level && least != levelUnset {
+		m.level = least
+		m.tellLevelLocked()
+	}
 }
 
-// ownRequestLocked makes a request whose answer nobody needs.
-func (m *Mux) ownRequestLocked(method string, params []byte) []byte {
-	m.next++
-	return wire.NewRequest(strconv.AppendUint(nil, m.next, 10), method, params)
+// nobody is the outlet of calls whose answer nobody needs.
+type nobody struct{}
+
+// Note implements Outlet.
+func (nobody) Note(Pieces) {}
+
+// Done implements Outlet.
+func (nobody) Done(Pieces) {}
+
+// callLocked makes a call of our own; after may be nil.
+func (m *Mux) callLocked(method string, params []byte, after func(ok bool)) {
+	if m.lost != nil {
+		return
+	}
+	c := &Call{m: m, method: method, id0: []byte("0"), out: nobody{}, after: after, level: levelUnset}
+	m.registerLocked(c)
+	c.message.Bytes = wire.NewRequest(strconv.AppendUint(nil, c.id, 10), method, params)
+	m.posts = append(m.posts, c.message.Bytes)
 }

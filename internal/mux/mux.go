@@ -8,6 +8,7 @@
 package mux
 
 import (
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -101,8 +102,8 @@ type Config struct {
 	Server     string // for errors
 	Generation uint64 // of the connection, for errors
 	Policy     Policy // "" is Auto
-	// Sole says that the connection belongs to one session: requests and unknown
-	// notifications outside any call go to its only peer.
+	// Sole says that the connection belongs to one session: requests, log messages and
+	// unknown notifications outside any call go to its only peer.
 	Sole bool
 	// Post queues a frame for the server. It must not block. Required.
 	Post func([]byte)
@@ -117,12 +118,12 @@ type Config struct {
 // Mux multiplexes one connection. Its methods may be called at any time; Receive
 // must be called by one goroutine.
 type Mux struct {
-	cfg Config
+	cfg Config // constant after New
 
 	lastCall atomic.Int64 // Unix nanoseconds at which a client's call last began or ended
 	strays   atomic.Int64 // answers and progress for no call in flight
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards what follows, members and calls included
 	lost    *fault.Error
 	next    uint64
 	calls   map[uint64]*Call
@@ -133,12 +134,14 @@ type Mux struct {
 	subs    map[string]*subscription
 	level   int // what upstream was told last; unset or unknown
 	asks    map[string]*Ask
+	posts   [][]byte // for the server once mu is released
 }
 
 // member is what a peer has on this connection while it has anything.
 type member struct {
-	joined bool    // by Join, and stays until Leave
-	live   []*Call // in order of their beginning
+	joined bool     // by Join, and stays until Leave
+	live   []*Call  // in order of their beginning
+	first  [1]*Call // room for live: most clients make one call at a time
 	level  int
 	uris   map[string]struct{}
 }
@@ -166,6 +169,7 @@ type Call struct {
 	// Message is what goes upstream once Ready is closed and Begun says so.
 	Message *upstream.Message
 
+	// Constant after Begin.
 	m       *Mux
 	id      uint64
 	peer    Peer // nil for roundhouse's own calls
@@ -173,24 +177,34 @@ type Call struct {
 	id0     []byte // the client's id
 	token   []byte // the client's progress token, or nil
 	out     Outlet
-	ready   chan struct{} // nil when admitted at once
-	after   func(ok bool) // called with m.mu held when the call has ended; ok: with a result
-	common  bool          // made for all subscribers of a URI; no client can cancel it
-	level   int           // to be sent instead of the client's, or unset
-	noted   atomic.Int64  // Unix nanoseconds of the last progress
-	waiting bool          // guarded by m.mu
-	ended   bool          // guarded by m.mu
+	ready   chan struct{}    // nil when admitted at once
+	after   func(ok bool)    // called with m.mu held when the call has ended; ok: with a result
+	sub     *subscription    // for all whose subscribers the call is made, or nil
+	level   int              // to be sent instead of the client's, or unset
+	message upstream.Message // that Message points to
+
+	noted atomic.Int64 // Unix nanoseconds of the last progress
+
+	// Guarded by m.mu.
+	waiting bool
+	ended   bool
 }
 
-// delivery is an outlet's answer that is due once the lock is released.
+// delivery is the end of a call that its outlet learns of once the lock is released:
+// an error, or nil for no answer.
 type delivery struct {
 	out Outlet
-	p   Pieces
+	id0 []byte
+	err *fault.Error
 }
 
 func deliver(ds []delivery) {
 	for _, d := range ds {
-		d.out.Done(d.p)
+		var p Pieces
+		if d.err != nil {
+			p = errorPieces(d.id0, d.err.RPC())
+		}
+		d.out.Done(p)
 	}
 }
 
@@ -205,8 +219,8 @@ func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, er
 		m.mu.Unlock()
 		return nil, err
 	}
-	c := &Call{m: m, peer: p, method: f.Method, id0: f.ID(), token: r.ProgressToken.Of(f.Raw), out: out, level: levelUnset}
-	var level []byte
+	c := &Call{m: m, peer: p, method: f.Method, out: out, level: levelUnset}
+	c.keep(f.ID(), r.ProgressToken.Of(f.Raw))
 	if p != nil {
 		verdict := m.interceptLocked(p, c, f, r)
 		if verdict != forward {
@@ -216,14 +230,8 @@ func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, er
 			}
 			return nil, nil
 		}
-		if c.level != levelUnset {
-			level = wire.Quote(levels[c.level])
-		}
 	}
-	m.next++
-	c.id = m.next
-	c.Message = upstream.NewMessage(c.rewrite(f, r, level))
-	m.calls[c.id] = c
+	m.registerLocked(c)
 	if c.peer != nil {
 		if m.mayStartLocked(p) {
 			m.startLocked(c)
@@ -234,35 +242,55 @@ func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, er
 		}
 	}
 	m.mu.Unlock()
+	c.message.Bytes = c.rewrite(f, r) // nobody else looks at it; copying takes time
 	return c, nil
+}
+
+// keep copies the client's id and token: who holds the answer must not hold the
+// whole request with it.
+func (c *Call) keep(id, token []byte) {
+	b := append(append(make([]byte, 0, len(id)+len(token)), id...), token...)
+	c.id0 = b[:len(id):len(id)]
+	if token != nil {
+		c.token = b[len(id):]
+	}
+}
+
+// registerLocked gives c an id of ours.
+func (m *Mux) registerLocked(c *Call) {
+	m.next++
+	c.id = m.next
+	c.Message = &c.message
+	m.calls[c.id] = c
 }
 
 // rewrite puts our id (and our token, and a level that differs from what the
 // client asked) into the client's frame.
-func (c *Call) rewrite(f wire.Frame, r wire.Routing, level []byte) []byte {
+func (c *Call) rewrite(f wire.Frame, r wire.Routing) []byte {
+	var level []byte
+	if c.level != levelUnset {
+		level = wire.Quote(levels[c.level])
+	}
+	var spans [3]wire.Span
+	places := append(spans[:0], f.IDSpan)
+	if r.ProgressToken.Present() {
+		places = append(places, r.ProgressToken)
+	}
+	if level != nil {
+		places = append(places, r.Level)
+	}
+	slices.SortFunc(places, func(a, b wire.Span) int { return a.Start - b.Start })
+
 	var num [20]byte
 	id := strconv.AppendUint(num[:0], c.id, 10)
 	var edits [3]wire.Edit
-	list := append(edits[:0], wire.Edit{At: f.IDSpan, With: id})
-	if r.ProgressToken.Present() {
-		list = insert(list, wire.Edit{At: r.ProgressToken, With: id})
+	for i, at := range places {
+		edits[i] = wire.Edit{At: at, With: id}
+		if level != nil && at == r.Level {
+			edits[i].With = level
+		}
 	}
-	if level != nil {
-		list = insert(list, wire.Edit{At: r.Level, With: level})
-	}
-	return wire.Splice(make([]byte, 0, len(f.Raw)+3*len(num)), f.Raw, list...)
-}
-
-// insert keeps edits in the order of their places.
-func insert(list []wire.Edit, e wire.Edit) []wire.Edit {
-	i := len(list)
-	for i > 0 && list[i-1].At.Start > e.At.Start {
-		i--
-	}
-	list = append(list, e)
-	copy(list[i+1:], list[i:])
-	list[i] = e
-	return list
+	return wire.Splice(make([]byte, 0, len(f.Raw)+3*len(num)), f.Raw, edits[:len(places)]...)
 }
 
 // Ready returns a channel that is closed when the call may be sent, or nil when
@@ -286,11 +314,11 @@ func (c *Call) LastProgress() time.Time {
 
 // Cancel ends the call at its client's wish: no answer follows. frame is the
 // client's notifications/cancelled and at the place of its requestId, or a zero
-// Frame. It reports whether the call was ended; one that has ended, or that serves
-// other clients too, goes on.
+// Frame. It reports whether the client was still waiting. A call that others may
+// wait for too goes on without it.
 func (c *Call) Cancel(frame wire.Frame, at wire.Span) bool {
-	if c.common {
-		return false
+	if c.sub != nil {
+		return c.sub.withdraw(c)
 	}
 	return c.stop(Pieces{}, func(id []byte) []byte {
 		if frame.Raw == nil {
@@ -315,13 +343,11 @@ func (c *Call) stop(answer Pieces, notice func(id []byte) []byte) bool {
 		m.mu.Unlock()
 		return false
 	}
-	wasWaiting := c.waiting
-	m.endLocked(c, false)
-	lost := m.lost != nil
-	m.mu.Unlock()
-	if !wasWaiting && !lost {
-		m.cfg.Post(notice(strconv.AppendUint(nil, c.id, 10)))
+	if !c.waiting {
+		m.posts = append(m.posts, notice(strconv.AppendUint(nil, c.id, 10)))
 	}
+	m.endLocked(c, false)
+	m.unlock()
 	c.out.Done(answer)
 	return true
 }
@@ -332,6 +358,16 @@ func cancelFrame(id []byte, reason string) []byte {
 		params = append(append(params, `,"reason":`...), wire.Quote(reason)...)
 	}
 	return wire.NewNotification(wire.Cancelled, append(params, '}'))
+}
+
+// unlock releases the lock and then posts what was decided under it.
+func (m *Mux) unlock() {
+	posts := m.posts
+	m.posts = nil
+	m.mu.Unlock()
+	for _, b := range posts {
+		m.cfg.Post(b)
+	}
 }
 
 // endLocked takes c out of every table and lets the next ones start.
@@ -375,10 +411,8 @@ func (m *Mux) Lose(err *fault.Error) {
 	m.lost = &lost
 	var ds []delivery
 	for _, c := range m.calls {
-		e := m.lostErrorLocked(c.Message.Sent())
-		ds = append(ds, delivery{c.out, errorPieces(c.id0, e.RPC())})
+		ds = append(ds, delivery{c.out, c.id0, m.lostErrorLocked(c.Message.Sent())})
 	}
-	m.queue = nil // nobody starts any more
 	for _, c := range m.calls {
 		m.endLocked(c, false)
 	}
@@ -396,47 +430,36 @@ func (m *Mux) Lose(err *fault.Error) {
 // its subscriptions and level end. It is harmless for a peer that never came.
 func (m *Mux) Leave(p Peer, err *fault.Error) {
 	var ds []delivery
-	var posts [][]byte
 	m.mu.Lock()
-	for _, c := range m.calls {
-		if c.peer != p {
-			continue
+	for _, c := range slices.Clone(m.queue) { // before its live calls, whose end might admit them
+		if c.peer == p {
+			ds = append(ds, delivery{c.out, c.id0, err})
+			m.endLocked(c, false)
 		}
-		if !c.waiting {
-			posts = append(posts, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
+	}
+	if mem := m.members[p]; mem != nil {
+		for _, c := range slices.Clone(mem.live) {
+			m.posts = append(m.posts, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
+			ds = append(ds, delivery{c.out, c.id0, err})
+			m.endLocked(c, false)
 		}
-		ds = append(ds, delivery{c.out, leaving(c.id0, err)})
-		m.endLocked(c, false)
 	}
 	for _, s := range m.subs {
 		for _, w := range s.drop(p) {
-			ds = append(ds, delivery{w.out, leaving(w.id0, err)})
+			ds = append(ds, delivery{w.out, w.id0, err})
 		}
 	}
 	for key, a := range m.asks {
 		if a.peer == p {
 			delete(m.asks, key)
-			posts = append(posts, wire.ErrorReply(a.id, wire.ErrorObject(wire.InternalError, "the client that was asked has left")))
+			m.posts = append(m.posts, wire.ErrorReply(a.id, wire.ErrorObject(wire.InternalError, "the client that was asked has left")))
 		}
 	}
 	if mem := m.members[p]; mem != nil {
-		posts = append(posts, m.forgetLocked(p, mem)...)
+		m.forgetLocked(p, mem)
 	}
-	lost := m.lost != nil
-	m.mu.Unlock()
-	if !lost {
-		for _, b := range posts {
-			m.cfg.Post(b)
-		}
-	}
+	m.unlock()
 	deliver(ds)
-}
-
-func leaving(id0 []byte, err *fault.Error) Pieces {
-	if err == nil {
-		return Pieces{}
-	}
-	return errorPieces(id0, err.RPC())
 }
 
 // InFlight returns the number of clients' calls that are open, waiting ones too.
@@ -465,6 +488,7 @@ func (m *Mux) memberLocked(p Peer) *member {
 	mem := m.members[p]
 	if mem == nil {
 		mem = &member{level: levelUnset}
+		mem.live = mem.first[:0]
 		m.members[p] = mem
 	}
 	return mem

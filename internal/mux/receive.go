@@ -1,8 +1,8 @@
 package mux
 
 import (
-	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -38,12 +38,13 @@ func (m *Mux) Oversize(id []byte, kind wire.Kind, size, limit int64) {
 	err := fault.New(fault.TooLarge, "server %q answered %s with a message of %d bytes; the limit is %d", m.cfg.Server, c.method, size, limit)
 	err.Server, err.Generation, err.Sent = m.cfg.Server, m.cfg.Generation, fault.SentMaybe
 	m.mu.Lock()
-	if c.ended {
+	if c.ended || c.waiting {
 		m.mu.Unlock()
+		m.strays.Add(1)
 		return
 	}
 	m.endLocked(c, false)
-	m.mu.Unlock()
+	m.unlock()
 	c.out.Done(errorPieces(c.id0, err.RPC()))
 }
 
@@ -86,7 +87,7 @@ func (m *Mux) answer(f wire.Frame) {
 		return
 	}
 	m.endLocked(c, f.ResultSpan.Present())
-	m.mu.Unlock()
+	m.unlock()
 	c.out.Done(Replace(f.Raw, f.IDSpan, c.id0))
 }
 
@@ -142,16 +143,19 @@ func (m *Mux) progress(f wire.Frame, r wire.Routing) {
 	c.out.Note(Replace(f.Raw, r.ProgressOf, c.token))
 }
 
-// updated goes to the subscribers of the URI only (M4).
+// updated goes to the subscribers of the URI only (M4), or of one above it: a server
+// may name the part of a resource that has changed.
 func (m *Mux) updated(f wire.Frame, r wire.Routing) {
 	uri, err := wire.Text(r.URI.Of(f.Raw))
 	if err != nil {
 		return
 	}
 	m.mu.Lock()
+	above := m.aboveLocked(uri)
 	var to []Peer
 	for p, mem := range m.members {
-		if _, ok := mem.uris[uri]; ok {
+		has := func(uri string) bool { _, ok := mem.uris[uri]; return ok }
+		if slices.ContainsFunc(above, has) {
 			to = append(to, p)
 		}
 	}
@@ -161,8 +165,27 @@ func (m *Mux) updated(f wire.Frame, r wire.Routing) {
 	}
 }
 
+// aboveLocked returns the subscribed URIs of which uri is a part: itself, and what
+// ends before a path segment, the query or the fragment.
+func (m *Mux) aboveLocked(uri string) (above []string) {
+	for i := range len(uri) {
+		if c := uri[i]; c == '/' || c == '?' || c == '#' {
+			for _, part := range []string{uri[:i], uri[:i+1]} {
+				if m.subs[part] != nil && part != uri {
+					above = append(above, part)
+				}
+			}
+		}
+	}
+	if m.subs[uri] != nil {
+		above = append(above, uri)
+	}
+	return above
+}
+
 // message is a log message. On stdio it names no owner: it goes to the clients
 // with a call in flight whose level lets it through, else to the server's log (M5).
+// On a session's own connection the only client gets it also outside its calls.
 func (m *Mux) message(f wire.Frame, r wire.Routing) {
 	level := levelOf(r.Level.Of(f.Raw))
 	var to []Outlet
@@ -177,11 +200,19 @@ func (m *Mux) message(f wire.Frame, r wire.Routing) {
 			to = append(to, mem.live[0].out)
 		}
 	}
+	var sole Peer
+	if !owned {
+		sole, _, _ = m.ownerLocked()
+	}
+	heard := sole != nil && level >= m.thresholdLocked(m.members[sole])
 	m.mu.Unlock()
 	for _, out := range to {
 		out.Note(Pieces{f.Raw})
 	}
-	if !owned {
+	switch {
+	case heard:
+		sole.Notify(Pieces{f.Raw})
+	case !owned && sole == nil:
 		m.log(f.Raw)
 	}
 }
@@ -344,7 +375,3 @@ func (m *Mux) takeBack(id []byte) {
 		a.peer.Unask(a)
 	}
 }
-
-// Note passes a notification of a client on as it is. What is translated
-// (cancelled, progress) does not come here.
-func (m *Mux) Note(raw []byte) { m.cfg.Post(bytes.Clone(raw)) }
