@@ -173,8 +173,7 @@ func (s *shim) run(ctx context.Context, line *Line) {
 		begun := time.Now()
 		err := s.serve(ctx, line)
 		line = nil
-		over := s.lose(err)
-		if over || ctx.Err() != nil {
+		if s.lose(err, ctx.Err() != nil) {
 			return
 		}
 		if time.Since(begun) >= steady {
@@ -245,15 +244,15 @@ func (s *shim) isWanted() bool {
 	return s.wanted
 }
 
-// lose takes back what a lost line leaves, and reports whether the client has closed
-// its end, so that no other line is needed.
-func (s *shim) lose(why error) (over bool) {
+// lose takes back what a lost line leaves, and reports whether the run is over: it was
+// stopped, or the client has closed its end. Nobody waits for anything then.
+func (s *shim) lose(why error, stopped bool) (over bool) {
 	s.mu.Lock()
 	s.line, s.away, s.leaving = nil, true, false
 	s.cause, s.wanted = why, false
 	sent, asked := s.sent, s.asked
 	s.sent, s.asked, s.swallow = map[string]*frame{}, map[string]struct{}{}, map[string]struct{}{}
-	over = s.eof
+	over = s.eof || stopped
 	for id, f := range sent {
 		if f.Method == wire.MethodInitialize { // it changes nothing, so it may be sent again
 			s.pushFrontLocked(f)
