@@ -119,6 +119,24 @@ func TestAFilteredToolCannotBeCalled(t *testing.T) {
 	})
 }
 
+// V3, case 29: also where a filter only excludes, what is denied looks like what does
+// not exist.
+func TestWhatIsExcludedLooksLikeWhatIsUnknown(t *testing.T) {
+	server := shared("a")
+	server.ExcludeTools = []string{"danger"}
+	inWorld(t, settings{}, []*config.Server{server}, func(w *world) {
+		w.scripts["a"].tools = []string{"echo", "danger"}
+		p := w.connect("/mcp/a")
+		denied, unknown := p.refused(wire.ToolsCall, `{"name":"danger"}`), p.refused(wire.ToolsCall, `{"name":"thing"}`)
+		if denied.Code != unknown.Code || denied.Message != "unknown tool: danger" || unknown.Message != "unknown tool: thing" {
+			t.Errorf("denied: %+v, unknown: %+v", denied, unknown)
+		}
+		if got := w.proc("a").got(wire.ToolsCall); len(got) != 0 {
+			t.Errorf("the server got %q", got)
+		}
+	})
+}
+
 // H7: a slow server is left out of a list; list_changed follows when it comes. A
 // broken one hides only its own part. A call waits for its server.
 func TestASlowOrBrokenServerHidesOnlyItsOwnPart(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
 	"roundhouse/internal/wire"
 )
 
@@ -111,8 +112,14 @@ func TestNothingOfALeavingClientStaysAtTheServer(t *testing.T) {
 					if a := keeper.do(1, wire.LoggingSetLevel, `{"level":"error"}`); !strings.Contains(a, "result") {
 						t.Fatal(a)
 					}
-					for i := range 200 {
-						c := w.client(scope, fmt.Sprintf("run-%d", i%3))
+					for i := range 100 {
+						w.client(scope, "run") // so that the session outlives the DELETE
+						c := w.client(scope, "run")
+						if i%10 == 0 { // what waits for the restarted server goes on when its client is gone
+							w.slow(time.Second)
+							go w.pool.Restart(context.Background(), "a") // ends with the restart
+							synctest.Wait()
+						}
 						var wg sync.WaitGroup
 						for id, request := range []wire.Frame{
 							frame(1, wire.ResourcesSubscribe, fmt.Sprintf(`{"uri":"x://%d"}`, i)),
@@ -128,8 +135,13 @@ func TestNothingOfALeavingClientStaysAtTheServer(t *testing.T) {
 								}
 							})
 						}
+						if i%10 == 0 {
+							synctest.Wait()
+						}
 						wg.Go(func() { leave(w, c) })
 						wg.Wait()
+						w.slow(0)
+						time.Sleep(2 * time.Second)
 						synctest.Wait()
 					}
 					l := w.link("a")
@@ -145,6 +157,56 @@ func TestNothingOfALeavingClientStaysAtTheServer(t *testing.T) {
 			})
 		}
 	}
+}
+
+// M0: a binding keeps nobody who has left, also when his request comes to it late.
+func TestABindingForgetsWhoHasLeft(t *testing.T) {
+	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
+		w.client("", "run")
+		c := w.client("", "run")
+		w.slow(30 * time.Second)
+		x := newTray()
+		var wg sync.WaitGroup
+		wg.Go(func() { c.Session().Do(c, frame(1, wire.ToolsCall, `{"name":"a__echo","ms":1}`), x) })
+		synctest.Wait()
+		c.Delete()
+		if a := string((<-x.done).AppendTo(nil)); !strings.Contains(a, `"unknown_session"`) {
+			t.Errorf("the call got %s", a)
+		}
+		wg.Wait()
+		for _, b := range c.Session().order {
+			if b.peers[c] != nil {
+				t.Error("the binding keeps the client")
+			}
+		}
+		if n := len(w.link("a").seen); n == 0 || strings.Contains(fmt.Sprint(w.link("a").seen), wire.ToolsCall) {
+			t.Errorf("the server got %v", w.link("a").seen)
+		}
+	})
+}
+
+// asker is a mux.Peer that keeps what it is asked.
+type asker struct{ asked *mux.Ask }
+
+func (a *asker) Notify(mux.Pieces)              {}
+func (a *asker) Ask(q *mux.Ask, out mux.Outlet) { a.asked = q }
+func (a *asker) Unask(*mux.Ask)                 {}
+
+// M7: a server's request that reaches a client which has left is answered.
+func TestAnAskThatComesTooLateIsAnswered(t *testing.T) {
+	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
+		c := w.client("a", "run")
+		c.Delete()
+		var posted []string
+		m := mux.New(mux.Config{Sole: true, Post: func(b []byte) { posted = append(posted, string(b)) }})
+		var peer asker
+		m.Join(&peer)
+		m.Receive(frame(7, wire.RootsList, "{}"))
+		c.ask(peer.asked, nil)
+		if len(posted) != 1 || !strings.Contains(posted[0], `"id":7,"error"`) {
+			t.Errorf("the server got %q", posted)
+		}
+	})
 }
 
 // N4: a request of a client that has left is answered, and does no harm.
@@ -272,15 +334,17 @@ func TestAServerWorksInTheSessionsWorkspace(t *testing.T) {
 // N3: what falls asleep and wakes up at the same time is given back once and used
 // never after that.
 func TestFallingAsleepAndWakingUpAtOnce(t *testing.T) {
-	inWorld(t, config.Sessions{Max: 10, IdleTimeout: time.Second}, []*config.Server{server("a")}, func(w *world) {
-		c, keeper := w.client("a", "run"), w.client("a", "")
-		for i := range 300 {
+	var servers []*config.Server
+	for i := range 40 {
+		servers = append(servers, server(fmt.Sprintf("s%d", i)))
+	}
+	inWorld(t, config.Sessions{Max: 10, IdleTimeout: time.Second}, servers, func(w *world) {
+		c := w.client("", "run")
+		for i := range 200 {
+			c.do(0, wire.ToolsList, "{}")
 			time.Sleep(time.Second) // the timer fires now
-			if a := c.do(i, wire.ToolsCall, `{"name":"echo","ms":1}`); !strings.Contains(a, `"result"`) {
+			if a := c.do(i, wire.ToolsCall, `{"name":"s0__echo","ms":1}`); !strings.Contains(a, `"result"`) {
 				t.Fatalf("call %d: %s", i, a)
-			}
-			if a := keeper.do(i, wire.ToolsCall, `{"name":"echo"}`); !strings.Contains(a, `"result"`) {
-				t.Fatalf("call %d of the other: %s", i, a)
 			}
 		}
 		time.Sleep(2 * time.Second)
@@ -288,6 +352,26 @@ func TestFallingAsleepAndWakingUpAtOnce(t *testing.T) {
 			if i.Refs != 0 {
 				t.Errorf("%+v", i)
 			}
+		}
+	})
+}
+
+// N2: a dormant session makes room before an idle one that was active before it.
+func TestADormantSessionMakesRoomFirst(t *testing.T) {
+	inWorld(t, config.Sessions{Max: 3, IdleTimeout: time.Hour}, nil, func(w *world) {
+		idle := w.client("", "")
+		time.Sleep(time.Second)
+		left := w.client("", "left")
+		time.Sleep(time.Second)
+		left.Delete() // a named session without clients is dormant
+		w.client("", "")
+		w.client("", "")
+		synctest.Wait()
+		if _, err := w.m.Get("local", false, "left"); err == nil {
+			t.Error("the dormant session is still there")
+		}
+		if _, err := w.m.Client("local", "", idle.ID()); err != nil {
+			t.Error("the idle session made room")
 		}
 	})
 }

@@ -62,7 +62,6 @@ type link struct {
 	err     error
 	handler chan upstream.Handler // has the one that Run was given
 	wg      sync.WaitGroup
-	out     sync.Mutex // held for one frame to the handler
 
 	mu   sync.Mutex
 	subs map[string]bool
@@ -76,6 +75,13 @@ func (w *world) dial(_ context.Context, s *config.Server) (pool.Link, error) {
 	defer w.mu.Unlock()
 	w.links = append(w.links, l)
 	return l, nil
+}
+
+// slow makes servers that start from now on take their time.
+func (w *world) slow(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.delay = d
 }
 
 // link returns the newest link of a server.
