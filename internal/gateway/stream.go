@@ -46,6 +46,10 @@ type stream struct {
 	reader *reader
 	parked time.Time // when it had all its answers and no reader any more
 	lost   bool      // nobody can read it any more: frames are dropped
+	worked bool      // what leads to the answers has been done
+	slow   bool      // the client has waited for the keep-alive interval
+
+	early sync.WaitGroup // the writing that began before worked
 }
 
 type queued struct {
@@ -103,10 +107,7 @@ func (s *stream) put(p mux.Pieces, answer bool) {
 	}
 	parked := s.parkLocked()
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.signal()
 	if slow {
 		s.t.g.cfg.Log.Warn("a client reads too slowly; its stream was closed", "client", s.t.id)
 	}
@@ -190,37 +191,49 @@ func (s *stream) takeLocked() []queued {
 // way: if it takes longer than the keep-alive interval the answer begins without
 // waiting for it.
 func (s *stream) serve(w http.ResponseWriter, r *http.Request, work func()) {
-	begun := make(chan struct{})
-	early := time.AfterFunc(s.t.g.cfg.KeepAlive, func() {
-		defer close(begun)
-		s.serveEvents(w, r)
-	})
+	keep := time.AfterFunc(s.t.g.cfg.KeepAlive, func() { s.tooSlow(w, r) })
+	defer keep.Stop()
 	work()
-	if early.Stop() {
-		s.serveAnswers(w, r)
+	s.mu.Lock()
+	s.worked = true
+	early := s.slow
+	s.mu.Unlock()
+	if early {
+		s.early.Wait()
 	} else {
-		<-begun
+		s.serveAnswers(w, r)
 	}
 }
 
+// tooSlow runs when a client has waited for the keep-alive interval: the answer
+// becomes an event stream, so that comments keep the connection alive (H4). It
+// writes it itself if serve is still at work.
+func (s *stream) tooSlow(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.slow = true
+	if s.worked {
+		s.mu.Unlock()
+		s.signal()
+		return
+	}
+	s.early.Add(1)
+	s.mu.Unlock()
+	defer s.early.Done()
+	s.serveEvents(w, r)
+}
+
 // serveAnswers writes JSON when the answers come alone, and an event stream as soon
-// as something precedes them (H2), or when they let the client wait, so that comments
-// keep the connection alive (H4).
+// as something precedes them (H2), or when they are slow.
 func (s *stream) serveAnswers(w http.ResponseWriter, r *http.Request) {
-	keep := time.NewTimer(s.t.g.cfg.KeepAlive)
-	defer keep.Stop()
 	for {
 		select {
 		case <-s.wake:
-		case <-keep.C:
-			s.serveEvents(w, r)
-			return
 		case <-r.Context().Done():
 			s.drop()
 			return
 		}
 		s.mu.Lock()
-		over, alone := s.open == 0, true
+		over, alone, slow := s.open == 0, true, s.slow
 		for _, q := range s.queue {
 			alone = alone && q.answer
 		}
@@ -233,10 +246,18 @@ func (s *stream) serveAnswers(w http.ResponseWriter, r *http.Request) {
 		case over && alone:
 			s.serveJSON(w, items)
 			return
-		case !alone:
+		case !alone || slow:
 			s.serveEvents(w, r)
 			return
 		}
+	}
+}
+
+// signal wakes whoever reads the stream.
+func (s *stream) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
 	}
 }
 

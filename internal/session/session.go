@@ -59,15 +59,17 @@ func newSession(m *Manager, principal, id, workspace string, minted bool) *Sessi
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.holder = m.cfg.Pool.NewHolder(id)
-	s.armLocked()
+	s.armLocked(s.lastActivity)
 	return s
 }
 
 // ID returns the session's id.
 func (s *Session) ID() string { return s.id }
 
-// armLocked sets the timer for the next thing that idleness brings (N3).
-func (s *Session) armLocked() {
+// armLocked sets the timer for the next thing that idleness since then brings (N3).
+// Requests leave it alone, since they are many: when it fires it looks at the time of
+// the last one, and is set anew.
+func (s *Session) armLocked(since time.Time) {
 	limit, idle := s.m.cfg.Limits.ExpireAfter, s.m.cfg.Limits.IdleTimeout
 	if s.state == Active && idle > 0 && (limit <= 0 || idle < limit) {
 		limit = idle
@@ -76,21 +78,25 @@ func (s *Session) armLocked() {
 		s.timer.Stop()
 	}
 	if limit > 0 {
-		s.timer = time.AfterFunc(time.Until(s.lastActivity.Add(limit)), s.idled)
+		s.timer = time.AfterFunc(time.Until(since.Add(limit)), s.idled)
 	}
 }
 
-// idled makes an idle session dormant, or ends a dormant one that has expired. A
-// busy one gets its timer back when its last request ends.
+// idled makes an idle session dormant, or ends a dormant one that has expired.
 func (s *Session) idled() {
 	m := s.m
 	m.mu.Lock()
-	if s.state != Active && s.state != Dormant || s.inFlight > 0 || m.draining {
+	if s.state != Active && s.state != Dormant || m.draining {
 		m.mu.Unlock()
 		return
 	}
 	limits := m.cfg.Limits
 	quiet := time.Since(s.lastActivity)
+	if s.inFlight > 0 { // idle time counts from the end of what runs
+		s.armLocked(time.Now())
+		m.mu.Unlock()
+		return
+	}
 	if limits.ExpireAfter > 0 && quiet >= limits.ExpireAfter {
 		s.beginEndLocked(fault.New(fault.UnknownSession, "the session expired after %s without a request", limits.ExpireAfter))
 		m.mu.Unlock()
@@ -101,7 +107,7 @@ func (s *Session) idled() {
 	if s.state == Active && limits.IdleTimeout > 0 && quiet >= limits.IdleTimeout {
 		release = s.sleepLocked()
 	}
-	s.armLocked()
+	s.armLocked(s.lastActivity)
 	m.mu.Unlock()
 	if release != nil {
 		release()
@@ -170,6 +176,7 @@ func (s *Session) enterLocked() (begin func()) {
 	if woke {
 		s.state = Active
 		s.holder = s.m.cfg.Pool.NewHolder(s.id)
+		s.armLocked(s.lastActivity)
 	}
 	rested := s.rested
 	return func() {
@@ -195,9 +202,6 @@ func (s *Session) exit() {
 	if s.idle != nil {
 		close(s.idle)
 		s.idle = nil
-	}
-	if s.state == Active {
-		s.armLocked()
 	}
 }
 
@@ -283,7 +287,7 @@ func (s *Session) removeClient(c *Client) {
 		s.beginEndLocked(errEnded)
 	case last && s.state == Active && s.inFlight == 0:
 		release = s.sleepLocked()
-		s.armLocked()
+		s.armLocked(s.lastActivity)
 	}
 	m.mu.Unlock()
 	c.end(errEnded)
