@@ -1,6 +1,8 @@
 package daemon_test
 
 import (
+	"context"
+	"log/slog"
 	"net"
 	"os"
 	"strconv"
@@ -8,6 +10,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"roundhouse/internal/config"
+	roundhouse "roundhouse/internal/daemon"
 )
 
 const oneServer = `{"mcpServers": {"bad": {"command": "SERVER"}}}`
@@ -227,6 +232,32 @@ func TestNormalEndLeavesNoJournal(t *testing.T) {
 	d.signal(syscall.SIGTERM)
 	d.wantExit(0)
 	if files := d.journals(); len(files) > 0 {
+		t.Errorf("files are left: %v", files)
+	}
+}
+
+// G1: a signal that comes before the daemon serves is no failure of its start.
+func TestStopBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	n := newNest(t)
+	env := map[string]string{"HOME": n.dir, "ROUNDHOUSE_STATE_DIR": n.path("state"), "ROUNDHOUSE_LISTEN": "127.0.0.1:0"}
+	cfg, err := config.Parse(n.path("config.json"), []byte(`{"mcpServers": {}}`), config.Options{
+		Env: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = roundhouse.Run(ctx, t.Context(), roundhouse.Options{
+		Config: cfg, Log: slog.New(slog.DiscardHandler),
+		Ready:   func(addr net.Addr) { t.Errorf("it served on %s", addr) },
+		Stopped: func(s roundhouse.Summary) { t.Errorf("what never served was stopped: %s", s) },
+	})
+	if err != nil {
+		t.Errorf("it says: %v", err)
+	}
+	if files := n.journals(); len(files) > 0 {
 		t.Errorf("files are left: %v", files)
 	}
 }
