@@ -29,7 +29,7 @@ var arrows = map[string][]string{
 	"internal/session":  {"config", "fault", "mux", "pool", "wire"},
 	"internal/pool":     {"config", "fault", "mux", "process", "secret", "upstream", "wire"},
 	"internal/mux":      {"fault", "upstream", "wire"},
-	"internal/upstream": {"wire"},
+	"internal/upstream": {"sse", "wire"},
 	"internal/config":   {"secret"},
 	"internal/relay":    {"wire"},
 

@@ -242,7 +242,9 @@ func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, er
 		}
 	}
 	m.mu.Unlock()
-	c.message.Bytes = c.rewrite(f, r) // nobody else looks at it; copying takes time
+	// Nobody else looks at the message; copying takes time.
+	c.message.ID, c.message.Method = strconv.AppendUint(nil, c.id, 10), c.method
+	c.message.Bytes = c.rewrite(f, r)
 	return c, nil
 }
 

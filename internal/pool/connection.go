@@ -366,7 +366,21 @@ func (o *timedOutlet) Done(p mux.Pieces) {
 }
 
 // Frame implements upstream.Handler.
-func (c *connection) Frame(f wire.Frame) { c.mux.Receive(f) }
+func (c *connection) Frame(f wire.Frame, _ []byte) { c.mux.Receive(f) }
+
+// Failed implements upstream.Handler: the call gets an error as its answer.
+func (c *connection) Failed(call []byte, err error, sent bool) {
+	e := &fault.Error{
+		Reason: fault.Interrupted, Server: c.server.Name, Generation: c.generation, Sent: fault.SentMaybe, Err: err,
+		Message: fmt.Sprintf("server %q did not answer the call: %v", c.server.Name, err),
+	}
+	if !sent {
+		e.Sent = fault.SentNo
+	}
+	if f, err := wire.Parse(wire.ErrorReply(call, e.RPC())); err == nil {
+		c.mux.Receive(f)
+	}
+}
 
 // Oversize implements upstream.Handler.
 func (c *connection) Oversize(id []byte, kind wire.Kind, size int64) {

@@ -174,7 +174,7 @@ func (l *link) say(raw []byte) {
 	case <-l.aborted:
 		return
 	}
-	h.Frame(f)
+	h.Frame(f, nil)
 	l.handler <- h
 }
 

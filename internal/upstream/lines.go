@@ -145,7 +145,7 @@ func (r *lineReader) deliver(line []byte) {
 func (r *lineReader) deliverObject(line []byte) {
 	f, err := wire.Parse(line)
 	if err == nil {
-		r.handler.Frame(own(f))
+		r.handler.Frame(own(f), nil)
 		return
 	}
 	r.handler.Noise(clean(line))
@@ -153,7 +153,7 @@ func (r *lineReader) deliverObject(line []byte) {
 		return // It was cut off, and its call is lost with the link.
 	}
 	if reply, ok := refusal(line, err); ok {
-		r.handler.Frame(reply)
+		r.handler.Frame(reply, nil)
 	}
 }
 
@@ -178,7 +178,7 @@ func (r *lineReader) deliverBanner(line []byte) {
 	if at := embedded(line); at > 0 {
 		if f, err := wire.Parse(line[at:]); err == nil && f.Kind == wire.Response {
 			r.handler.Noise(clean(line[:at]))
-			r.handler.Frame(own(f))
+			r.handler.Frame(own(f), nil)
 			return
 		}
 	}

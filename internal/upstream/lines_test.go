@@ -18,6 +18,7 @@ type recorder struct {
 
 	mu     sync.Mutex
 	frames []wire.Frame
+	errs   []error
 	events []string
 }
 
@@ -30,11 +31,22 @@ func (r *recorder) note(format string, args ...any) {
 	r.events = append(r.events, fmt.Sprintf(format, args...))
 }
 
-func (r *recorder) Frame(f wire.Frame) {
-	r.note("frame %s", f.Raw)
+func (r *recorder) Frame(f wire.Frame, call []byte) {
+	if call != nil {
+		r.note("frame of %s: %s", call, f.Raw)
+	} else {
+		r.note("frame %s", f.Raw)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.frames = append(r.frames, f)
+}
+
+func (r *recorder) Failed(call []byte, err error, sent bool) {
+	r.note("failed %s, sent %t: %v", call, sent, err)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.errs = append(r.errs, err)
 }
 
 func (r *recorder) Oversize(id []byte, kind wire.Kind, size int64) {

@@ -170,7 +170,8 @@ func TestClosedStdinEndsTheLink(t *testing.T) {
 // A counter is a Handler that tells of each frame.
 type counter chan struct{}
 
-func (c counter) Frame(wire.Frame)                  { c <- struct{}{} }
+func (c counter) Frame(wire.Frame, []byte)          { c <- struct{}{} }
+func (c counter) Failed([]byte, error, bool)        { panic("failed") }
 func (c counter) Oversize([]byte, wire.Kind, int64) { panic("oversize") }
 func (c counter) Noise(line []byte)                 { panic(string(line)) }
 

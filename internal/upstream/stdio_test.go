@@ -584,12 +584,14 @@ type collector struct {
 	frames []string
 }
 
-func (c *collector) Frame(f wire.Frame) {
+func (c *collector) Frame(f wire.Frame, _ []byte) {
 	c.frames = append(c.frames, string(f.Raw))
 	if len(c.frames) == c.count {
 		c.done()
 	}
 }
+
+func (c *collector) Failed([]byte, error, bool) { c.frames = append(c.frames, "failed") }
 
 func (c *collector) Oversize([]byte, wire.Kind, int64) { c.frames = append(c.frames, "oversize") }
 
