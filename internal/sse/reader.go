@@ -44,6 +44,10 @@ func (e Event) TooLong() bool { return int64(len(e.Data)) < e.Size }
 //
 // It must not be used concurrently.
 type Reader struct {
+	// Skipped takes the data of an event that is too long, in pieces that are valid
+	// until it returns. nil drops them. It is to be set before the first Next.
+	Skipped func(piece []byte)
+
 	src io.Reader
 	max int
 
@@ -249,7 +253,9 @@ func (r *Reader) startValue() {
 func (r *Reader) addData(piece []byte) {
 	r.size += int64(len(piece))
 	if r.size > int64(r.max) {
+		r.skip(r.data)
 		r.data = nil
+		r.skip(piece)
 		return
 	}
 	if need := len(r.data) + len(piece); need > cap(r.data) {
@@ -258,6 +264,12 @@ func (r *Reader) addData(piece []byte) {
 		r.data = grown
 	}
 	r.data = append(r.data, piece...)
+}
+
+func (r *Reader) skip(piece []byte) {
+	if r.Skipped != nil && len(piece) > 0 {
+		r.Skipped(piece)
+	}
 }
 
 // endLine takes the end of a line; a blank one ends the event.

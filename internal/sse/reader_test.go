@@ -129,6 +129,22 @@ func TestLongLinesAreRead(t *testing.T) {
 	}
 }
 
+func TestTheDataOfEventsThatAreTooLongIsSkippedInPieces(t *testing.T) {
+	for _, size := range []int{1, 3, 100} {
+		var skipped bytes.Buffer
+		r := sse.NewReader(&pieces{"data: a\n\ndata: 0123\ndata: 4567\ndata: 89\n\ndata: b\n\n", size}, 8)
+		r.Skipped = func(piece []byte) { skipped.Write(piece) }
+		for {
+			if _, err := r.Next(); err != nil {
+				break
+			}
+		}
+		if got := skipped.String(); got != "0123\n4567\n89" {
+			t.Errorf("in pieces of %d: got %q", size, got)
+		}
+	}
+}
+
 func TestTheReceiverOwnsTheData(t *testing.T) {
 	r := sse.NewReader(strings.NewReader("data: first\n\ndata: other\n\n"), 100)
 	first, _ := r.Next()
