@@ -397,3 +397,29 @@ func TestBatch(t *testing.T) {
 		}
 	})
 }
+
+// H4: a server's callTimeout ends a call with an error of its own, and the server is
+// told; progress extends it, up to four times.
+func TestACallTimeout(t *testing.T) {
+	server := shared("a")
+	server.CallTimeout = 10 * time.Second
+	inWorld(t, settings{}, []*config.Server{server}, func(w *world) {
+		p := w.connect("/mcp/a")
+		begun := time.Now()
+		e := p.refused(wire.ToolsCall, `{"name":"echo","arguments":{"ms":60000}}`)
+		if e.Code != -32013 || e.Data["reason"] != "call_timeout" || time.Since(begun) != 10*time.Second {
+			t.Errorf("after %s: %+v", time.Since(begun), e)
+		}
+		synctest.Wait()
+		if n := len(w.proc("a").got(wire.Cancelled)); n != 1 {
+			t.Errorf("the server was told %d times", n)
+		}
+		for steps, want := range map[string]time.Duration{`{"ms":30000,"steps":6}`: 30 * time.Second, `{"ms":90000,"steps":18}`: 40 * time.Second} {
+			begun, x := time.Now(), p.beginTool("echo", steps)
+			<-x.done
+			if took := time.Since(begun); took != want {
+				t.Errorf("%s took %s, not %s", steps, took, want)
+			}
+		}
+	})
+}

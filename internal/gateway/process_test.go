@@ -129,7 +129,7 @@ func TestABadServerIsServedAllTheSame(t *testing.T) {
 		{"-banner", "-json-log", "-blank", "-ansi", "-noise-between", "-bom", "-cr"},
 		{"-float-id", "-dup-id", "-unknown-id", "-error-null-id", "-result-before-id"},
 		{"-early-notification", "-early-ping", "-batch", "-banner-no-newline"},
-		{"-page-size", "5", "-slow-read"},
+		{"-page-size", "5"},
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			w := outside(t, bad(t, "a", args...))
