@@ -22,7 +22,8 @@ import (
 // Link is one live transport to a server.
 type Link interface {
 	// Send queues a frame; it waits only while the queue is full. An error means
-	// that the frame was not sent.
+	// that the frame was not sent, because ctx ended or because Run has returned or is
+	// about to.
 	Send(ctx context.Context, m *upstream.Message) error
 	// Post queues a small frame without waiting; on an ended link it does nothing.
 	Post(m *upstream.Message)
@@ -259,10 +260,7 @@ func (c *connection) request(ctx context.Context, method string, params []byte) 
 	if err != nil {
 		return nil, err
 	}
-	if err := c.link.Send(ctx, call.Message); err != nil {
-		call.Fail(fault.Of(err))
-		return nil, err
-	}
+	_ = c.link.Send(ctx, call.Message) // the end of ctx is seen below, and that of the link answers the call
 	select {
 	case p := <-answer:
 		return resultOf(p)

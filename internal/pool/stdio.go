@@ -2,8 +2,10 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/process"
@@ -37,6 +39,26 @@ func StdioDialer(m *process.Manager) Dialer {
 type stdioLink struct {
 	*upstream.Stdio
 	process *process.Process
+}
+
+const (
+	exitWait   = 250 * time.Millisecond // for the exit of a process whose output has ended
+	stderrWait = 50 * time.Millisecond  // for the reader of its stderr to get to the end
+)
+
+// Run implements Link. A server that ends is seen in its stdout, its exit and its
+// stderr, in any order. Errors should name all three (P5), so the last is waited for.
+func (l *stdioLink) Run(h upstream.Handler) error {
+	err := l.Stdio.Run(h)
+	if !errors.Is(err, io.EOF) && !errors.Is(err, upstream.ErrExited) {
+		return err
+	}
+	select {
+	case <-l.process.Exited():
+		time.Sleep(stderrWait)
+	case <-time.After(exitWait):
+	}
+	return err
 }
 
 // Post implements Link.
