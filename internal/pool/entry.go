@@ -20,9 +20,9 @@ func (p *Pool) setLocked(e *entry, s State) {
 		e.timer = nil
 	}
 	e.state = s
-	generation, sessions := e.generation, len(e.atts)
+	generation := e.generation
 	p.tellLocked(e, func() {
-		p.cfg.Log.Info("connection "+string(s), "server", e.name, "connection", e.id, "generation", generation, "sessions", sessions)
+		p.cfg.Log.Info("connection "+string(s), "server", e.name, "connection", e.id, "generation", generation)
 	})
 }
 
@@ -183,13 +183,16 @@ func (p *Pool) keepFailedLocked(e *entry) {
 	}
 }
 
-// lost takes the end of a connection (R1, R2). Its calls have their errors already.
+// lost takes the end of a connection (R1, R2).
 func (p *Pool) lost(e *entry, c *connection) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if e.conn.Load() != c {
-		return
+	if e.conn.Load() == c {
+		p.lostLocked(e, c)
 	}
+}
+
+func (p *Pool) lostLocked(e *entry, c *connection) {
 	e.conn.Store(nil)
 	e.err = c.loss
 	p.setLocked(e, Failed)
@@ -198,9 +201,21 @@ func (p *Pool) lost(e *entry, c *connection) {
 	p.tellLocked(e, func() {
 		p.cfg.Log.Warn("connection lost", "server", e.name, "connection", e.id, "generation", generation, "err", c.loss)
 	})
-	p.tellLostLocked(e, c.loss)
+	p.endLocked(e, c, c.loss)
+}
+
+// endLocked ends a connection that the entry has no more: calls in flight get
+// reason, then the listeners hear of it, then its processes are ended. Nothing is
+// detached (R10).
+func (p *Pool) endLocked(e *entry, c *connection, reason error) {
 	p.dying[c] = e
-	p.wg.Go(func() { p.bury(e, c) })
+	p.wg.Go(func() {
+		c.end(reason)
+		p.mu.Lock()
+		p.tellLostLocked(e, fault.Of(reason))
+		p.mu.Unlock()
+		p.bury(e, c)
+	})
 }
 
 // keptOutput is how many lines of a dead connection's output are kept with its entry.
@@ -281,9 +296,8 @@ func (p *Pool) settleLocked(e *entry) {
 
 var errUnused = fault.New(fault.Interrupted, "the connection is closed because no session uses it")
 
-// closeLocked ends an entry in any state. Calls in flight get reason, then the
-// listeners hear of it; nothing is detached before (R10). A dial under way is given
-// up.
+// closeLocked ends an entry in any state, with reason for everybody. A dial under way
+// is given up.
 func (p *Pool) closeLocked(e *entry, reason error) {
 	if e.state.terminal() {
 		return
@@ -298,16 +312,9 @@ func (p *Pool) closeLocked(e *entry, reason error) {
 	p.removeLocked(e)
 	if c == nil {
 		p.tellLostLocked(e, fault.Of(reason))
-		return
+	} else {
+		p.endLocked(e, c, reason)
 	}
-	p.dying[c] = e
-	p.wg.Go(func() {
-		c.end(reason)
-		p.mu.Lock()
-		p.tellLostLocked(e, fault.Of(reason))
-		p.mu.Unlock()
-		p.bury(e, c)
-	})
 }
 
 // listChanged tells the attached sessions that a list differs (V1).

@@ -189,6 +189,10 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 		}
 		switch e.state {
 		case Active, Draining:
+			if c := e.conn.Load(); c.ctx.Err() != nil {
+				p.lostLocked(e, c) // nobody who saw it end gets it again (S1)
+				continue
+			}
 			return p.attachLocked(h, e, w), nil
 		case Failed, Closed:
 			return nil, e.err

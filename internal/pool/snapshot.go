@@ -110,7 +110,7 @@ func (c *connection) describe(i *Info) {
 }
 
 // Output returns the last lines that the connections of a server wrote beside the
-// protocol, by connection id; of an entry that failed, what it wrote before.
+// protocol, by connection id; of one that failed or is dying, what it wrote before.
 func (p *Pool) Output(name string, lines int) map[string][]string {
 	p.mu.Lock()
 	conns := map[string]*connection{}
@@ -123,6 +123,11 @@ func (p *Pool) Output(name string, lines int) map[string][]string {
 			conns[e.id] = c
 		} else {
 			out[e.id] = e.output[max(0, len(e.output)-lines):]
+		}
+	}
+	for c, e := range p.dying {
+		if later := conns[e.id]; e.name == name && (later == nil || later.generation < c.generation) {
+			conns[e.id] = c
 		}
 	}
 	p.mu.Unlock()
