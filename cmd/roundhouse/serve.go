@@ -51,6 +51,7 @@ second does not, the third ends at once.`,
 			for _, p := range cfg.Problems {
 				fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: %s\n", p)
 			}
+			collectLater()
 			ctx, hurry, stop := signals(cmd.Context(), cmd.ErrOrStderr())
 			defer stop()
 			return daemon.Run(ctx, hurry, daemon.Options{
