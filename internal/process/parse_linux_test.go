@@ -2,9 +2,11 @@ package process
 
 import (
 	"bytes"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 func FuzzParseStat(f *testing.F) {
@@ -22,7 +24,10 @@ func FuzzParseStat(f *testing.F) {
 // P3: the name of a process may hold anything.
 func TestParseStat(t *testing.T) {
 	e, err := parseStat([]byte("7 (a) Z (c)) S 1 2 3 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 99 1 2 3"))
-	if want := (entry{pid: 7, parent: 1, group: 2, session: 3, start: 99, name: "a) Z (c)"}); err != nil || e != want {
+	if want := (entry{
+		pid: 7, parent: 1, group: 2, session: 3, start: 99, name: "a) Z (c)",
+		cpu: 110 * time.Millisecond, rss: 2 * int64(os.Getpagesize()),
+	}); err != nil || e != want {
 		t.Errorf("entry %+v, %v", e, err)
 	}
 	dead := "7 (a) Z 1 2 3 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 99 1 2 3"
@@ -52,4 +57,20 @@ func FuzzLaunch(f *testing.F) {
 		}
 		_, _ = readLaunch(strings.NewReader(a + b + env + dir)) // It must not panic.
 	})
+}
+
+// What a process has used is in the table: we have memory, and time once we work.
+func TestUseOfAProcess(t *testing.T) {
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		e, err := readEntry(os.Getpid())
+		if err != nil || e.rss < 1<<20 {
+			t.Fatalf("entry %+v, %v", e, err)
+		}
+		if e.cpu > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it works and takes no time")
+		}
+	}
 }

@@ -112,8 +112,10 @@ func (p *Process) Descendants() []Info {
 // Info is one live process.
 type Info struct {
 	PID, PPID int
-	Name      string    // of the command, as short as the system keeps it
-	Start     time.Time // precise to the clock tick of the process table
+	Name      string        // of the command, as short as the system keeps it
+	Start     time.Time     // precise to the clock tick of the process table
+	CPU       time.Duration // time that it has run so far, in user and kernel; Linux only, else 0
+	RSS       int64         // bytes of memory that are resident; Linux only, else 0
 }
 
 // Close ends the tree (P2): it closes stdin and waits, sends TERM to every

@@ -51,6 +51,20 @@ func (r *Ring) Bytes() []byte {
 	return append(bytes.Clone(r.buf[r.next:]), r.buf[:r.next]...)
 }
 
+// After returns a copy of what was written after the first offset bytes, as far as it
+// is kept, and how many bytes were written in all. What it returns is shorter than
+// their difference if some of it is lost.
+func (r *Ring) After(offset int64) (text []byte, total int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := int(min(max(r.total-offset, 0), int64(len(r.buf))))
+	if older := r.next - n; older < 0 {
+		text = append(text, r.buf[len(r.buf)+older:]...)
+		n = r.next
+	}
+	return append(text, r.buf[r.next-n:r.next]...), r.total
+}
+
 // Total returns how many bytes were written, kept or not.
 func (r *Ring) Total() int64 {
 	r.mu.Lock()

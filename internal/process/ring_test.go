@@ -33,6 +33,34 @@ func FuzzRing(f *testing.F) {
 	})
 }
 
+// P5: who reads on from where he stopped gets every byte once, as far as it is kept.
+func FuzzRingAfter(f *testing.F) {
+	f.Add(7, []byte("hello world"), 3, 2)
+	f.Fuzz(func(t *testing.T, size int, text []byte, step, every int) {
+		if size < 1 || size > 1<<16 || step < 1 || step > 1<<16 || every < 1 {
+			t.Skip()
+		}
+		r := NewRing(size)
+		var offset, written int64
+		i := 0
+		for rest := range slices.Chunk(text, step) {
+			fmt.Fprintf(r, "%s", rest)
+			written += int64(len(rest))
+			if i++; i%every != 0 {
+				continue
+			}
+			got, total := r.After(offset)
+			if want := text[max(offset, written-int64(size)):written]; !bytes.Equal(got, want) || total != written {
+				t.Fatalf("after %d of %d: %q, %d; want %q", offset, written, got, total, want)
+			}
+			offset = total
+		}
+		if got, _ := r.After(written + 1); len(got) != 0 {
+			t.Errorf("beyond the end: %q", got)
+		}
+	})
+}
+
 func TestRingLines(t *testing.T) {
 	for _, c := range []struct {
 		size, n int

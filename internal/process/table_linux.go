@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ticksPerSecond is the unit of start times in /proc, fixed by the kernel's
+// ticksPerSecond is the unit of times in /proc, fixed by the kernel's
 // interface on every architecture that Go knows.
 const ticksPerSecond = 100
 
@@ -60,15 +60,15 @@ func readEntry(pid int) (entry, error) {
 }
 
 // parseStat reads the form of /proc/PID/stat: "pid (name) state ppid pgrp session …
-// num_threads … starttime …". The name may hold anything, parentheses included.
+// utime stime … num_threads … starttime vsize rss …". The name may hold anything, parentheses included.
 func parseStat(b []byte) (entry, error) {
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || end < open {
 		return entry{}, errors.New("process status without a name")
 	}
-	const state, parent, group, session, threads, start = 0, 1, 2, 3, 17, 19 // after the name
+	const state, parent, group, session, user, kernel, threads, start, rss = 0, 1, 2, 3, 11, 12, 17, 19, 21 // after the name
 	fields := bytes.Fields(b[end+1:])
-	if len(fields) <= start {
+	if len(fields) <= rss {
 		return entry{}, errors.New("process status is too short")
 	}
 	number := func(b []byte) int {
@@ -83,6 +83,8 @@ func parseStat(b []byte) (entry, error) {
 	return entry{
 		pid: pid, parent: number(fields[parent]), group: number(fields[group]), session: number(fields[session]),
 		start: ticks, name: string(b[open+1 : end]),
+		cpu: time.Duration(number(fields[user])+number(fields[kernel])) * (time.Second / ticksPerSecond),
+		rss: int64(number(fields[rss])) * int64(os.Getpagesize()),
 		// A process whose main thread has ended shows Z while other threads run on.
 		zombie: fields[state][0] == 'X' || fields[state][0] == 'Z' && number(fields[threads]) < 2,
 	}, nil

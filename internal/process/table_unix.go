@@ -2,6 +2,8 @@
 
 package process
 
+import "time"
+
 // maxDepth is how many generations a walk follows (P3).
 const maxDepth = 64
 
@@ -11,14 +13,16 @@ type entry struct {
 	group, session int    // 0 where the platform has none
 	start          uint64 // in units and from an origin of the platform's choice; with pid it names a process
 	name           string
-	zombie         bool // it has ended, and its parent does not know yet
+	cpu            time.Duration // run so far
+	rss            int64         // bytes
+	zombie         bool          // it has ended, and its parent does not know yet
 }
 
 // infos converts entries for our callers.
 func infos(list []entry) []Info {
 	var out []Info
 	for _, e := range list {
-		out = append(out, Info{PID: e.pid, PPID: e.parent, Name: e.name, Start: wallTime(e.start)})
+		out = append(out, Info{PID: e.pid, PPID: e.parent, Name: e.name, Start: wallTime(e.start), CPU: e.cpu, RSS: e.rss})
 	}
 	return out
 }
