@@ -15,6 +15,7 @@ import (
 	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
+	"roundhouse/internal/process"
 	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
 )
@@ -45,11 +46,11 @@ type Link interface {
 
 // LinkFacts is what a link says of itself.
 type LinkFacts struct {
-	PID         int       // 0 without a process
-	Descendants int       // live processes below PID
-	Started     time.Time // of the process
-	Exit        string    // how the process ended, or ""
-	Noise       int64     // lines that were no protocol (P6)
+	PID       int            // 0 without a process
+	Processes []process.Info // those that live, that of PID first
+	Started   time.Time      // of the process
+	Exit      string         // how the process ended, or ""
+	Noise     int64          // lines that were no protocol (P6)
 }
 
 // Dialer opens a link to a server. ctx bounds the opening only. The server's

@@ -228,7 +228,7 @@ func (p *Pool) bury(e *entry, c *connection) {
 	exit, output := c.link.Facts().Exit, c.link.Output(keptOutput)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e.exit, e.output = exit, output
+	e.exit, e.output, e.written = exit, output, c.generation
 	delete(p.dying, c)
 	switch {
 	case !p.drained:

@@ -112,6 +112,7 @@ type entry struct {
 	timer      *time.Timer     // while draining, and while a failed entry is kept for show
 	exit       string          // how the last process ended
 	output     []string        // what it wrote last
+	written    uint64          // the generation that wrote it
 	before     [kinds]*Listing // the catalogue before a restart
 	news       []func()        // for listeners and the log, to be told in this order
 	telling    bool            // a goroutine tells it

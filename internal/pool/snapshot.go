@@ -19,7 +19,8 @@ type Info struct {
 	Sessions    []string   `json:"sessions"`
 	InFlight    int        `json:"inFlight"`
 	PID         int        `json:"pid,omitempty"`
-	Descendants int        `json:"descendants,omitempty"`
+	Descendants int        `json:"descendants,omitempty"` // live processes below PID
+	Processes   []Process  `json:"processes,omitempty"`   // those that live, parents before children
 	StartedAt   *time.Time `json:"startedAt,omitempty"`
 	UptimeMs    int64      `json:"uptimeMs,omitempty"`
 	LastError   string     `json:"lastError,omitempty"`
@@ -32,6 +33,15 @@ type Info struct {
 	Prompts     int        `json:"prompts"`
 	Resources   int        `json:"resources"`
 	Templates   int        `json:"resourceTemplates"`
+}
+
+// Process is one live process of a connection.
+type Process struct {
+	PID      int    `json:"pid"`
+	PPID     int    `json:"ppid"`
+	Name     string `json:"name"`
+	CPUMs    int64  `json:"cpuMs"`    // that it has run; Linux only, else 0
+	RSSBytes int64  `json:"rssBytes"` // of resident memory; Linux only, else 0
 }
 
 // Snapshot lists every entry, failed and dying ones too, by server and index. It
@@ -86,7 +96,10 @@ func (e *entry) infoLocked() Info {
 
 func (c *connection) describe(i *Info) {
 	f := c.link.Facts()
-	i.PID, i.Descendants, i.Noise, i.Strays = f.PID, f.Descendants, c.noise.Load(), c.mux.Strays()
+	i.PID, i.Descendants, i.Noise, i.Strays = f.PID, max(0, len(f.Processes)-1), c.noise.Load(), c.mux.Strays()
+	for _, x := range f.Processes {
+		i.Processes = append(i.Processes, Process{PID: x.PID, PPID: x.PPID, Name: x.Name, CPUMs: x.CPU.Milliseconds(), RSSBytes: x.RSS})
+	}
 	if !f.Started.IsZero() {
 		i.StartedAt, i.UptimeMs = &f.Started, time.Since(f.Started).Milliseconds()
 	}

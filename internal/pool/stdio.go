@@ -74,7 +74,7 @@ func (l *stdioLink) Close(ctx context.Context) {
 func (l *stdioLink) Facts() LinkFacts {
 	f := LinkFacts{PID: l.process.PID(), Started: l.process.Started(), Exit: l.process.ExitStatus()}
 	if f.Exit == "" {
-		f.Descendants = max(0, len(l.process.Descendants())-1)
+		f.Processes = l.process.Descendants()
 	}
 	return f
 }
