@@ -64,7 +64,8 @@ func NewTransport() *http.Transport {
 	}
 }
 
-// endpoint is a server's URL and how requests to it are made. It is constant.
+// endpoint is a server's URL and how requests to it are made. It is constant once
+// requests are being made.
 type endpoint struct {
 	url       *url.URL // without user, password and fragment
 	header    http.Header
@@ -111,24 +112,29 @@ func newEndpoint(config HTTPConfig, schemes ...string) (*endpoint, error) {
 		}
 		e.hide(password, url.QueryEscape(password), u.User.String(), basic)
 	}
-	e.hide(u.RawQuery)
-	for _, values := range u.Query() {
-		for _, v := range values {
-			e.hide(v, url.QueryEscape(v))
-		}
-	}
+	e.hideQuery(u)
 	u.User, u.Fragment, u.RawFragment = nil, "", ""
-	slices.SortFunc(e.secrets, func(a, b string) int { return len(b) - len(a) })
 	return e, nil
 }
 
 // minSecret is how long a text must be to be looked for: shorter ones stand everywhere.
 const minSecret = 4
 
+// hide makes texts secrets. It must not be called once requests are being made.
 func (e *endpoint) hide(texts ...string) {
 	for _, t := range texts {
 		if len(t) >= minSecret && t != "Bearer" && t != "Basic" {
 			e.secrets = append(e.secrets, t)
+		}
+	}
+	slices.SortFunc(e.secrets, func(a, b string) int { return len(b) - len(a) })
+}
+
+func (e *endpoint) hideQuery(u *url.URL) {
+	e.hide(u.RawQuery)
+	for _, values := range u.Query() {
+		for _, v := range values {
+			e.hide(v, url.QueryEscape(v))
 		}
 	}
 }

@@ -254,6 +254,16 @@ func (r *remoteLink) call(id, method string) *Message {
 	return r.send(`{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `"}`)
 }
 
+// try is call on a link that may have ended.
+func (r *remoteLink) try(id, method string) *Message {
+	r.t.Helper()
+	m := NewMessage([]byte(`{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `"}`))
+	if err := r.Send(r.t.Context(), m); err != nil && err != ErrClosed {
+		r.t.Errorf("Send gives %v", err)
+	}
+	return m
+}
+
 func (r *remoteLink) notify(method string) *Message {
 	r.t.Helper()
 	return r.send(`{"jsonrpc":"2.0","method":"` + method + `"}`)

@@ -104,6 +104,7 @@ func (s *SSE) setTarget(from *url.URL, uri string) error {
 	}
 	to.User, to.Fragment, to.RawFragment = nil, "", ""
 	s.target = to
+	s.endpoint.hideQuery(to) // It names our session. All other requests wait for found.
 	close(s.found)
 	return nil
 }

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,28 +83,44 @@ func dialError(e *endpoint, res *http.Response, err error) error {
 func (w *WebSocket) Run(h Handler) error {
 	var wg sync.WaitGroup
 	done, stop := context.WithCancel(w.conn.ctx)
-	wg.Go(func() { w.keepAlive(done) })
+	var unheard error
+	wg.Go(func() { unheard = w.keepAlive(done) })
 	err := w.Stdio.Run(h)
 	stop()
 	wg.Wait()
-	if cause := w.conn.ended(); cause != nil && !isClosed(w.aborted) {
-		return cause
+	if isClosed(w.aborted) {
+		return err
 	}
-	return err
+	return cmp.Or(unheard, w.conn.ended(), err)
 }
 
-// keepAlive pings the server until ctx ends, and ends the link if it is not there.
-func (w *WebSocket) keepAlive(ctx context.Context) {
+// keepAlive pings the server until ctx or the WebSocket ends. If the server is not there
+// any more it ends the link, and returns why.
+func (w *WebSocket) keepAlive(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	for sleep(ctx, pingEvery) {
-		pong, cancel := context.WithTimeout(ctx, pongWait)
-		err := w.conn.conn.Ping(pong)
-		cancel()
-		if err != nil && ctx.Err() == nil {
-			w.Abort(fmt.Errorf("the server does not answer pings on its WebSocket: %w", w.conn.endpoint.masked(err)))
-			return
+		pong := make(chan error, 1)
+		wg.Go(func() { pong <- w.conn.conn.Ping(ctx) })
+		timeout := time.NewTimer(pongWait)
+		select {
+		case err := <-pong:
+			timeout.Stop()
+			switch {
+			case errors.Is(err, context.DeadlineExceeded):
+				return errNoPong // It does not even read; the WebSocket was closed for that.
+			case err != nil:
+				return nil // It has ended, as the reader knows better.
+			}
+		case <-timeout.C:
+			w.Abort(errNoPong)
+			return errNoPong
 		}
 	}
+	return nil
 }
+
+var errNoPong = fmt.Errorf("the server has not answered a ping on its WebSocket for %s", pongWait)
 
 // Close ends the link and closes the WebSocket, if Run has not. It is called after Run
 // has returned, or instead of it; further calls do nothing.
@@ -135,9 +152,11 @@ func (s *socket) Read(p []byte) (int, error) {
 			return 0, s.end(err)
 		}
 		s.message = message
-		if kind == websocket.MessageBinary {
-			// It is none of the protocol's; behind this it is noise, whatever it holds.
-			return copy(p, "binary message: "), nil
+		if kind == websocket.MessageBinary { // It is none of the protocol's.
+			if _, err := io.Copy(io.Discard, message); err != nil {
+				return 0, s.end(err)
+			}
+			s.message = strings.NewReader("a binary message was skipped")
 		}
 	}
 	n, err := s.message.Read(p)
