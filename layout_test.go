@@ -21,7 +21,7 @@ var arrows = map[string][]string{
 	"internal/daemon": {"config", "control", "front", "gateway", "pool", "process", "session", "socket"},
 
 	// Faces.
-	"internal/control": {"config", "fault", "front", "pool", "session"},
+	"internal/control": {"config", "fault", "front", "pool", "session", "sse"},
 	"internal/gateway": {"fault", "front", "mux", "relay", "session", "sse", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},

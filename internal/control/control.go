@@ -4,11 +4,11 @@ package control
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -26,17 +26,36 @@ type Config struct {
 	Sessions *session.Manager // required
 	Version  string
 	Grace    time.Duration // how long DELETE of a session waits for its calls
+
+	KeepAlive     time.Duration // between comments on a silent stream; 0 is 15 s
+	WriteDeadline time.Duration // for one write to a stream; 0 is 10 s
 }
 
-// Control serves the API. Its handlers may run at any time.
+// Control serves the API. Its handlers may run at any time; CloseStreams ends those
+// that follow something before a shutdown.
 type Control struct {
 	cfg     Config
 	started time.Time
 	ready   atomic.Bool
+
+	closeOnce sync.Once
+	closing   chan struct{} // closed by CloseStreams
 }
 
 // New returns the API. Register makes it reachable.
-func New(cfg Config) *Control { return &Control{cfg: cfg, started: time.Now()} }
+func New(cfg Config) *Control {
+	if cfg.KeepAlive == 0 {
+		cfg.KeepAlive = 15 * time.Second
+	}
+	if cfg.WriteDeadline == 0 {
+		cfg.WriteDeadline = 10 * time.Second
+	}
+	return &Control{cfg: cfg, started: time.Now(), closing: make(chan struct{})}
+}
+
+// CloseStreams ends the streams that follow a server's output, and later ones as soon
+// as they have sent what there was (G1). It may be called twice.
+func (c *Control) CloseStreams() { c.closeOnce.Do(func() { close(c.closing) }) }
 
 // SetReady says whether /readyz answers 200.
 func (c *Control) SetReady(ready bool) { c.ready.Store(ready) }
@@ -161,9 +180,15 @@ func better(old string, s pool.State) string {
 
 // snapshot lists the pool's connections as a caller may see them: without the ids of
 // other principals' sessions, which are unknown to him (N2). Two principals may have
-// sessions of the same id, so what a session of his is attached to decides.
-func (c *Control) snapshot(caller front.Caller) []pool.Info {
+// sessions of the same id, so what a session of his is attached to decides. Their
+// processes are listed if he wants that.
+func (c *Control) snapshot(caller front.Caller, processes bool) []pool.Info {
 	all := c.cfg.Pool.Snapshot()
+	for i := range all {
+		if !processes {
+			all[i].Processes = nil
+		}
+	}
 	if caller.Admin {
 		return all
 	}
@@ -182,7 +207,7 @@ func (c *Control) snapshot(caller front.Caller) []pool.Info {
 }
 
 func (c *Control) servers(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
-	all := c.snapshot(caller)
+	all := c.snapshot(caller, false)
 	list := make([]Server, 0, len(c.cfg.Config.Servers))
 	for _, s := range c.cfg.Config.Servers {
 		list = append(list, describe(s, all))
@@ -211,7 +236,7 @@ func (c *Control) server(w http.ResponseWriter, r *http.Request, caller front.Ca
 		front.WriteError(w, err)
 		return
 	}
-	front.WriteJSON(w, http.StatusOK, describe(s, c.snapshot(caller)))
+	front.WriteJSON(w, http.StatusOK, describe(s, c.snapshot(caller, false)))
 }
 
 var errAdmin = fault.New(fault.Forbidden, "this concerns every principal's sessions and needs a token with \"admin\": true")
@@ -247,40 +272,26 @@ func (c *Control) restart(w http.ResponseWriter, r *http.Request, caller front.C
 	front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "entries": entries})
 }
 
-const (
-	defaultLogLines = 100
-	maxLogLines     = 10000
-)
-
-func (c *Control) logs(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	s, err := c.find(r)
-	if err == nil && !caller.Admin {
-		err = errAdmin
-	}
-	lines := defaultLogLines
-	if q := r.URL.Query().Get("lines"); q != "" && err == nil {
-		if lines, err = strconv.Atoi(q); err != nil || lines < 1 || lines > maxLogLines {
-			err = fault.New(fault.BadRequest, "lines must be a number from 1 to %d", maxLogLines)
-		}
-	}
+func (c *Control) connections(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	processes, err := flag(r, "processes")
 	if err != nil {
 		front.WriteError(w, err)
 		return
 	}
-	type connectionLog struct {
-		ID    string   `json:"id"`
-		Lines []string `json:"lines"`
-	}
-	out := c.cfg.Pool.Output(s.Name, lines)
-	list := []connectionLog{}
-	for _, id := range slices.Sorted(maps.Keys(out)) {
-		list = append(list, connectionLog{id, append([]string{}, out[id]...)})
-	}
-	front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "connections": list})
+	front.WriteJSON(w, http.StatusOK, map[string]any{"connections": c.snapshot(caller, processes)})
 }
 
-func (c *Control) connections(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
-	front.WriteJSON(w, http.StatusOK, map[string]any{"connections": c.snapshot(caller)})
+// flag reads a member of the query that is true or false; false if it is not there.
+func flag(r *http.Request, name string) (bool, error) {
+	q := r.URL.Query().Get(name)
+	if q == "" {
+		return false, nil
+	}
+	v, err := strconv.ParseBool(q)
+	if err != nil {
+		return false, fault.New(fault.BadRequest, "%s must be true or false", name)
+	}
+	return v, nil
 }
 
 func (c *Control) sessions(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
@@ -339,12 +350,10 @@ func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.C
 
 // endSession ends a session and answers when it has ended.
 func (c *Control) endSession(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	force := false
-	principal, err := c.owner(r, caller)
-	if q := r.URL.Query().Get("force"); q != "" && err == nil {
-		if force, err = strconv.ParseBool(q); err != nil {
-			err = fault.New(fault.BadRequest, "force must be true or false")
-		}
+	force, err := flag(r, "force")
+	var principal string
+	if err == nil {
+		principal, err = c.owner(r, caller)
 	}
 	if err != nil {
 		front.WriteError(w, err)

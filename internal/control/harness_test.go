@@ -53,8 +53,8 @@ type world struct {
 }
 
 // newWorld builds everything from a configuration, in which SERVER is the path of the
-// misbehaving server.
-func newWorld(t *testing.T, text string) *world {
+// misbehaving server. The API's own settings may be changed.
+func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world {
 	t.Helper()
 	text = strings.ReplaceAll(text, "SERVER", badserver.Path(t))
 	cfg, err := config.Parse(t.TempDir()+"/config.json", []byte(text), config.Options{})
@@ -72,9 +72,11 @@ func newWorld(t *testing.T, text string) *world {
 		t.Fatal(err)
 	}
 	gateway.New(gateway.Config{Sessions: sessions}).Register(f)
-	w := &world{t: t, sessions: sessions, control: control.New(control.Config{
-		Config: cfg, Pool: shared, Sessions: sessions, Version: "1.2.3", Grace: cfg.Shutdown.Grace,
-	})}
+	c := control.Config{Config: cfg, Pool: shared, Sessions: sessions, Version: "1.2.3", Grace: cfg.Shutdown.Grace}
+	for _, f := range change {
+		f(&c)
+	}
+	w := &world{t: t, sessions: sessions, control: control.New(c)}
 	w.control.Register(f)
 	server := httptest.NewServer(f)
 	w.url = server.URL
@@ -207,9 +209,11 @@ func (c *client) call(tool, args string) string {
 	return a.Result.Content[0].Text
 }
 
-// begin calls the tool slow and returns when the call is in flight.
+// begin calls the tool slow and returns when the call is in flight. No other may be,
+// and one that was answered is for a moment longer.
 func (c *client) begin(ms int) <-chan string {
 	c.w.t.Helper()
+	eventually(c.w.t, "no other call is in flight", func() bool { return c.w.sessions.Stats().InFlight == 0 })
 	done := make(chan string, 1)
 	go func() { done <- c.call("slow", fmt.Sprintf(`{"ms": %d}`, ms)) }()
 	eventually(c.w.t, "the call is in flight", func() bool { return c.w.sessions.Stats().InFlight > 0 })

@@ -123,7 +123,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 
 	s.gateway = gateway.New(gateway.Config{Sessions: sessions, MaxBody: cfg.Gateway.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
-	s.control = control.New(control.Config{Config: cfg, Pool: shared, Sessions: sessions, Version: o.Version, Grace: cfg.Shutdown.Grace})
+	s.control = control.New(control.Config{Config: cfg, Pool: shared, Sessions: sessions, Version: o.Version, Grace: cfg.Shutdown.Grace, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline})
 
 	listener, err := listenTCP(ctx, o)
 	if ctx.Err() != nil { // told to stop before it had started
@@ -218,6 +218,7 @@ func (s *server) stop(hurry context.Context) {
 			d.front.Drain(5 * time.Second)
 		}
 		s.gateway.CloseStreams()
+		s.control.CloseStreams()
 	}
 	s.sessions.Drain()
 	left := s.sessions.Wait(grace)
