@@ -75,10 +75,11 @@ type endpoint struct {
 	secrets   []string        // what must not be shown, the longest first
 }
 
-// ours names the headers that Header cannot set.
+// ours names the headers that Header cannot set. By an idempotency key a transport takes
+// a request to be safe to send twice, which a message is not (R5).
 var ours = []string{
-	"Accept", "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Host", "Last-Event-Id", headerVersion, headerSession,
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Accept", "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Expect", "Host", "Idempotency-Key", headerLastID,
+	headerVersion, headerSession, "Te", "Trailer", "Transfer-Encoding", "Upgrade", "X-Idempotency-Key",
 }
 
 func newEndpoint(config HTTPConfig, schemes ...string) (*endpoint, error) {

@@ -61,6 +61,12 @@ func (r *remote) deliverFrame(x *exchange, raw []byte) (answered bool) {
 		}
 		f = reply
 	}
+	if x != nil && x.isCall() && f.Kind == wire.Response && (f.ID() == nil || string(f.ID()) == "null") {
+		// Who could not read the id answers without; the stream knows whom.
+		if named, err := wire.Parse(wire.ErrorReply(x.message.ID, f.ErrorValue())); err == nil {
+			f = named
+		}
+	}
 	e.frame = flat(f)
 	if x != nil && x.isAnswer(e.frame) {
 		answered = true

@@ -32,7 +32,7 @@ func TestTheHandshakeComesFirst(t *testing.T) {
 			w.WriteHeader(http.StatusAccepted)
 		})
 		r := f.start(t, func(c *HTTPConfig) {
-			c.Header = http.Header{"authorization": {"Bearer secret"}, "Mcp-Session-Id": {"mine"}, "Accept": {"*/*"}, "X-Team": {"a", "b"}}
+			c.Header = http.Header{"authorization": {"Bearer secret"}, "Mcp-Session-Id": {"mine"}, "Accept": {"*/*"}, "X-Team": {"a", "b"}, "Idempotency-Key": {"x"}}
 		})
 		r.call("0", wire.MethodInitialize)
 		synctest.Wait()
@@ -45,7 +45,7 @@ func TestTheHandshakeComesFirst(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		for name, want := range map[string]string{
-			"Mcp-Session-Id": "s1", "Mcp-Protocol-Version": "2025-06-18", "Authorization": "Bearer secret", "X-Team": "a",
+			"Mcp-Session-Id": "s1", "Mcp-Protocol-Version": "2025-06-18", "Authorization": "Bearer secret", "X-Team": "a", "Idempotency-Key": "",
 		} {
 			if got := f.header(name); got != want {
 				t.Errorf("%s is %q", name, got)
@@ -128,6 +128,8 @@ func TestAnswers(t *testing.T) {
 		{"gzip", zipped("application/json", result("1")), []string{ok}},
 		{"stream in gzip", zipped("text/event-stream", data(result("1"))), []string{ok}},
 		{"id as a float", plain("application/json", result("1.0")), []string{"frame of 1: " + result("1.0")}},
+		{"error without an id", plain("text/event-stream", data(`{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"what?"}}`)),
+			[]string{`frame of 1: {"jsonrpc":"2.0","id":1,"error":{"code":-32700,"message":"what?"}}`}},
 		{"stream", plain("text/event-stream;charset=UTF-8", data(progress, sampling, result("1"))),
 			[]string{"frame of 1: " + progress, "frame of 1: " + sampling, ok}},
 		{"stream with all sorts of events", plain("text/event-stream", ": hello\n\nid: 1\ndata:\n\nevent: ping\ndata: x\n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\ndata: \"id\":1,\"result\":{}}\n\n"), []string{ok}},

@@ -128,6 +128,7 @@ func official(executed *atomic.Int32) *mcp.Server {
 	add("plain", func(context.Context, *mcp.CallToolRequest) error { return nil })
 	add("progress", progress)
 	add("ask", func(ctx context.Context, r *mcp.CallToolRequest) error {
+		//lint:ignore SA1019 It is what a server of today asks.
 		_, err := r.Session.CreateMessage(ctx, &mcp.CreateMessageParams{MaxTokens: 1})
 		return err
 	})

@@ -195,12 +195,16 @@ func needsSlot(m *Message) bool { return m.ID == nil && m.Method != wire.Cancell
 
 // launch starts to send m. slot says that m has one.
 func (r *remote) launch(m *Message, slot bool) error {
+	withdrawn := ""
+	if m.Method == wire.Cancelled {
+		withdrawn = cancelledID(m)
+	}
+	wait := needsSlot(m) && !slot
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closing {
 		return ErrClosed
 	}
-	wait := needsSlot(m) && !slot
 	if wait {
 		if r.waiting == maxWaiting {
 			return errBusy
@@ -210,7 +214,7 @@ func (r *remote) launch(m *Message, slot bool) error {
 	x := newExchange(r.ctx, m)
 	switch {
 	case m.Method == wire.Cancelled:
-		target := r.calls[cancelledID(m)]
+		target := r.calls[withdrawn]
 		r.wg.Go(func() { r.withdraw(x, target) })
 	case m.Method == wire.Initialized && r.initialized == nil:
 		taken := make(chan struct{})
