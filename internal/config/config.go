@@ -126,6 +126,9 @@ type Server struct {
 	InheritEnv bool                     // the child gets the daemon's whole environment (P8)
 	URL        secret.String
 	Headers    map[string]secret.String // names as the file spells them; no two differ only in case
+	// SSEFallback lets a server that does not speak Streamable HTTP be reached by the
+	// older HTTP with SSE: the file does not say which of the two it is.
+	SSEFallback bool
 
 	Sharing               Sharing // never empty: defaults are applied (K7); Exclusive is treated as Session in this version
 	ShareAcrossPrincipals bool

@@ -79,16 +79,8 @@ func (r *reader) readServer(m node, d *document) *Server {
 		e.combineHeaders(r, found)
 	}
 	e.combineSharing(r, m, found, d.Pool)
-	e.checkReachable(r, m)
 	s.disable(r.scope)
 	return s
-}
-
-// checkReachable disables servers whose transport this version does not have.
-func (e *entry) checkReachable(r *reader, m node) {
-	if !r.scope.disabled && len(r.scope.errors) == 0 && e.Transport != Stdio {
-		r.errorAtKey(m, "this version reaches only stdio servers, no %s ones yet", e.Transport)
-	}
 }
 
 // fileDisables reports whether an entry turns its server off. It looks ahead, for
@@ -225,6 +217,8 @@ func (e *entry) remoteTransport(r *reader, kind, address node) Transport {
 	case address.key == "url" && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), "/sse"):
 		r.warnAtKey(address, `taken for "type": "sse", because the address ends in /sse; write the type`)
 		return SSE
+	case address.key != "httpUrl":
+		e.SSEFallback = true
 	}
 	return HTTP
 }

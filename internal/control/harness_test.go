@@ -65,7 +65,7 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared := pool.New(pool.Config{Dial: pool.StdioDialer(processes), DrainDelay: time.Hour})
+	shared := pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Hour})
 	sessions := session.NewManager(session.Config{Pool: shared, Servers: cfg.Servers, Limits: cfg.Sessions})
 	f, err := front.New(front.Config{Tokens: cfg.Auth.Tokens})
 	if err != nil {

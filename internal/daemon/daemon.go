@@ -113,7 +113,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 		log.Warn("ended what an earlier daemon left", "process", what)
 	}
 
-	shared := pool.New(pool.Config{Dial: pool.StdioDialer(processes), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Version: o.Version, Log: log})
+	shared := pool.New(pool.Config{Dial: pool.NewDialer(processes, log), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Version: o.Version, Log: log})
 	sessions := session.NewManager(session.Config{
 		Pool: shared, Servers: cfg.Servers, Limits: cfg.Sessions, ListWait: cfg.Gateway.ListWait,
 		InteractiveTimeout: cfg.Gateway.InteractiveTimeout, Version: o.Version, Log: log,

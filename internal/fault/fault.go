@@ -32,13 +32,15 @@ const (
 	StartFailed         Reason = "start_failed"
 	StartTimeout        Reason = "start_timeout"
 	CircuitOpen         Reason = "circuit_open"
-	CallTimeout         Reason = "call_timeout"
-	TooLarge            Reason = "too_large"
-	ForbiddenTool       Reason = "forbidden_tool"
-	AmbiguousOwner      Reason = "ambiguous_owner"
-	Draining            Reason = "draining"
-	Unauthorized        Reason = "unauthorized"
-	ForbiddenOrigin     Reason = "forbidden_origin"
+	// NeedsLogin is a server's refusal of our credentials, or of having none.
+	NeedsLogin      Reason = "needs_login"
+	CallTimeout     Reason = "call_timeout"
+	TooLarge        Reason = "too_large"
+	ForbiddenTool   Reason = "forbidden_tool"
+	AmbiguousOwner  Reason = "ambiguous_owner"
+	Draining        Reason = "draining"
+	Unauthorized    Reason = "unauthorized"
+	ForbiddenOrigin Reason = "forbidden_origin"
 	// BadRequest is a request that its sender must change: malformed JSON-RPC
 	// (-32600) or a malformed own-API request.
 	BadRequest Reason = "bad_request"
@@ -66,6 +68,7 @@ var table = map[Reason]row{
 	StartFailed:         {-32011, http.StatusBadGateway, false},
 	StartTimeout:        {-32011, http.StatusGatewayTimeout, false},
 	CircuitOpen:         {-32012, http.StatusServiceUnavailable, true},
+	NeedsLogin:          {-32017, http.StatusBadGateway, false},
 	CallTimeout:         {-32013, http.StatusGatewayTimeout, false},
 	TooLarge:            {-32014, http.StatusRequestEntityTooLarge, false},
 	ForbiddenTool:       {-32602, http.StatusNotFound, false},

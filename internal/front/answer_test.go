@@ -34,6 +34,7 @@ var golden = []struct {
 	{"start_failed", -32011, 502, ""},
 	{"start_timeout", -32011, 504, ""},
 	{"circuit_open", -32012, 503, "1"},
+	{"needs_login", -32017, 502, ""},
 	{"call_timeout", -32013, 504, ""},
 	{"too_large", -32014, 413, ""},
 	{"forbidden_tool", -32602, 404, ""},

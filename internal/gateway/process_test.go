@@ -43,7 +43,7 @@ func outside(t *testing.T, servers ...*config.Server) *world {
 		t.Fatal(err)
 	}
 	w := &world{T: t}
-	w.pool = pool.New(pool.Config{Dial: pool.StdioDialer(processes), DrainDelay: time.Minute})
+	w.pool = pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Minute})
 	w.sessions = session.NewManager(session.Config{
 		Pool: w.pool, Servers: servers, Limits: config.Sessions{Max: 100, IdleTimeout: time.Hour}, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute,
 	})

@@ -52,7 +52,7 @@ func BenchmarkCall(b *testing.B) {
 				answer = strconv.AppendUint(answer[:start], c.id, 10)
 				id := wire.Span{Start: start, End: len(answer)}
 				answer = append(answer, '}')
-				m.Receive(wire.Frame{Raw: answer, Kind: wire.Response, IDSpan: id, ResultSpan: wire.Span{Start: 26, End: start - 6}})
+				m.Receive(wire.Frame{Raw: answer, Kind: wire.Response, IDSpan: id, ResultSpan: wire.Span{Start: 26, End: start - 6}}, nil)
 			}
 			if out.done != b.N {
 				b.Fatalf("%d answers for %d calls", out.done, b.N)

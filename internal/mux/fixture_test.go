@@ -122,7 +122,7 @@ func (w *world) receive(format string, args ...any) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.m.Receive(f)
+	w.m.Receive(f, nil)
 }
 
 // result answers a call with an empty result.

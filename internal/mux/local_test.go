@@ -350,9 +350,9 @@ func TestListChangesGoToTheCatalogue(t *testing.T) {
 
 	m := New(Config{Post: func([]byte) {}}) // without anybody who wants to know
 	f, _ := frame(t, `{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-	m.Receive(f)
+	m.Receive(f, nil)
 	f, _ = frame(t, `{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
-	m.Receive(f)
+	m.Receive(f, nil)
 }
 
 func levelling(level string) string {

@@ -53,6 +53,15 @@ type Outlet interface {
 	Done(Pieces)
 }
 
+// Resender is an Outlet that can have its call sent again.
+type Resender interface {
+	Outlet
+	// Unsent takes the news that the call ended with err, and that the server certainly
+	// did not get it. If it returns true the call goes on elsewhere, and no answer of
+	// this mux comes any more (R5).
+	Unsent(err *fault.Error) bool
+}
+
 // Peer is one client as the connection sees it. Values are compared by identity.
 // Its methods never block.
 type Peer interface {
@@ -200,6 +209,9 @@ type delivery struct {
 
 func deliver(ds []delivery) {
 	for _, d := range ds {
+		if again, ok := d.out.(Resender); ok && d.err != nil && d.err.Sent == fault.SentNo && again.Unsent(d.err) {
+			continue
+		}
 		var p Pieces
 		if d.err != nil {
 			p = errorPieces(d.id0, d.err.RPC())

@@ -45,7 +45,7 @@ func TestEndsOfACallRace(t *testing.T) {
 			}
 		}
 		ask, _ := frame(t, eliciting(`1`))
-		m.Receive(ask)
+		m.Receive(ask, nil)
 
 		var wg, waiters sync.WaitGroup
 		start := make(chan struct{})
@@ -61,7 +61,7 @@ func TestEndsOfACallRace(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					m.Receive(f)
+					m.Receive(f, nil)
 				}
 				m.Oversize(fmt.Append(nil, c.id+1), wire.Response, 2, 1)
 			}
@@ -120,7 +120,7 @@ func TestClientsComeAndGo(t *testing.T) {
 						continue
 					}
 					g, _ := wire.Parse(wire.Result(f.ID(), []byte("{}")))
-					w.m.Receive(g)
+					w.m.Receive(g, nil)
 				}
 			})
 			var clients sync.WaitGroup

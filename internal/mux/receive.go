@@ -11,16 +11,36 @@ import (
 )
 
 // Receive takes one frame from the server. The frame's bytes belong to the mux
-// from then on.
-func (m *Mux) Receive(f wire.Frame) {
+// from then on. call is our id of the call on whose stream the frame came, where the
+// transport tells (M6); else it is nil, and whom the frame is for is found by rule.
+func (m *Mux) Receive(f wire.Frame, call []byte) {
 	switch f.Kind {
 	case wire.Response:
 		m.answer(f)
 	case wire.Request:
-		m.request(f)
+		m.request(f, call)
 	case wire.Notification:
-		m.notification(f)
+		m.notification(f, call)
 	}
+}
+
+// Refuse ends the call with our id with an error that is its alone. If err says that
+// it was not sent, it may be sent again (Resender).
+func (m *Mux) Refuse(call []byte, err *fault.Error) {
+	c := m.callOf(call)
+	if c == nil {
+		m.strays.Add(1)
+		return
+	}
+	m.mu.Lock()
+	if c.ended || c.waiting {
+		m.mu.Unlock()
+		m.strays.Add(1)
+		return
+	}
+	m.endLocked(c, false)
+	m.unlock()
+	deliver([]delivery{{c.out, c.id0, err}})
 }
 
 // Oversize says that the server wrote a line over the limit, with the id it
@@ -91,7 +111,7 @@ func (m *Mux) answer(f wire.Frame) {
 	c.out.Done(Replace(f.Raw, f.IDSpan, c.id0))
 }
 
-func (m *Mux) notification(f wire.Frame) {
+func (m *Mux) notification(f wire.Frame, call []byte) {
 	switch f.Method {
 	case wire.ToolsListChanged:
 		m.changed(Tools)
@@ -113,9 +133,9 @@ func (m *Mux) notification(f wire.Frame) {
 		case wire.ResourceUpdated:
 			m.updated(f, r)
 		case wire.Message:
-			m.message(f, r)
+			m.message(f, r, call)
 		default:
-			m.other(f)
+			m.other(f, call)
 		}
 	}
 }
@@ -185,9 +205,20 @@ func (m *Mux) aboveLocked(uri string) (above []string) {
 
 // message is a log message. On stdio it names no owner: it goes to the clients
 // with a call in flight whose level lets it through, else to the server's log (M5).
-// On a session's own connection the only client gets it also outside its calls.
-func (m *Mux) message(f wire.Frame, r wire.Routing) {
+// On a session's own connection the only client gets it also outside its calls. Where
+// the call is known, only its client gets it.
+func (m *Mux) message(f wire.Frame, r wire.Routing, call []byte) {
 	level := levelOf(r.Level.Of(f.Raw))
+	if c := m.callOf(call); c != nil {
+		m.mu.Lock()
+		mem := m.members[c.peer]
+		heard := mem != nil && !c.ended && level >= m.thresholdLocked(mem)
+		m.mu.Unlock()
+		if heard {
+			c.out.Note(Pieces{f.Raw})
+		}
+		return
+	}
 	var to []Outlet
 	m.mu.Lock()
 	owned := false
@@ -202,7 +233,7 @@ func (m *Mux) message(f wire.Frame, r wire.Routing) {
 	}
 	var sole Peer
 	if !owned {
-		sole, _, _ = m.ownerLocked()
+		sole, _, _ = m.ownerLocked(nil)
 	}
 	heard := sole != nil && level >= m.thresholdLocked(m.members[sole])
 	m.mu.Unlock()
@@ -225,9 +256,9 @@ func (m *Mux) log(raw []byte) {
 
 // other is a notification that we do not know: it goes where its owner is beyond
 // doubt and else to nobody but the log.
-func (m *Mux) other(f wire.Frame) {
+func (m *Mux) other(f wire.Frame, call []byte) {
 	m.mu.Lock()
-	p, out, _ := m.ownerLocked()
+	p, out, _ := m.ownerLocked(call)
 	m.mu.Unlock()
 	switch {
 	case out != nil:
@@ -239,10 +270,17 @@ func (m *Mux) other(f wire.Frame) {
 	}
 }
 
-// ownerLocked finds the one peer that something from the server can be for: the
-// only one with live calls, or on a session's own connection its only peer. many
-// says that several have live calls.
-func (m *Mux) ownerLocked() (p Peer, out Outlet, many bool) {
+// ownerLocked finds the one peer that something from the server can be for: that of
+// the call, if it is known; else the only one with live calls, or on a session's own
+// connection its only peer. many says that several have live calls.
+func (m *Mux) ownerLocked(call []byte) (p Peer, out Outlet, many bool) {
+	if call != nil {
+		n, _ := number(call)
+		if c := m.calls[n]; c != nil && c.peer != nil {
+			return c.peer, c.out, false
+		}
+		return nil, nil, false // a call of our own, or one that has ended
+	}
 	for q, mem := range m.members {
 		if len(mem.live) == 0 {
 			continue
@@ -282,7 +320,7 @@ type Ask struct {
 }
 
 // request handles what the server asks of its client.
-func (m *Mux) request(f wire.Frame) {
+func (m *Mux) request(f wire.Frame, call []byte) {
 	if f.Method == wire.Ping {
 		m.cfg.Post(wire.Result(f.ID(), []byte("{}")))
 		return
@@ -292,7 +330,7 @@ func (m *Mux) request(f wire.Frame) {
 		return
 	}
 	m.mu.Lock()
-	p, out, many := m.ownerLocked()
+	p, out, many := m.ownerLocked(call)
 	if p != nil {
 		if _, twice := m.asks[string(f.ID())]; twice {
 			m.mu.Unlock()

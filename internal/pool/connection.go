@@ -354,31 +354,46 @@ func (o *timedOutlet) start(call *mux.Call, s *config.Server) {
 	})
 }
 
-func (o *timedOutlet) Done(p mux.Pieces) {
+func (o *timedOutlet) stop() {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.over = true
 	if o.timer != nil {
 		o.timer.Stop()
 	}
-	o.mu.Unlock()
+}
+
+// Unsent implements mux.Resender.
+func (o *timedOutlet) Unsent(err *fault.Error) bool {
+	again, ok := o.Outlet.(mux.Resender)
+	if !ok || !again.Unsent(err) {
+		return false
+	}
+	o.stop()
+	return true
+}
+
+func (o *timedOutlet) Done(p mux.Pieces) {
+	o.stop()
 	o.Outlet.Done(p)
 }
 
 // Frame implements upstream.Handler.
-func (c *connection) Frame(f wire.Frame, _ []byte) { c.mux.Receive(f) }
+func (c *connection) Frame(f wire.Frame, call []byte) { c.mux.Receive(f, call) }
 
-// Failed implements upstream.Handler: the call gets an error as its answer.
+// Failed implements upstream.Handler: the call gets an error of its own.
 func (c *connection) Failed(call []byte, err error, sent bool) {
 	e := &fault.Error{
 		Reason: fault.Interrupted, Server: c.server.Name, Generation: c.generation, Sent: fault.SentMaybe, Err: err,
 		Message: fmt.Sprintf("server %q did not answer the call: %v", c.server.Name, err),
 	}
+	if _, refused := errors.AsType[*upstream.AuthError](err); refused {
+		e.Reason = fault.NeedsLogin
+	}
 	if !sent {
 		e.Sent = fault.SentNo
 	}
-	if f, err := wire.Parse(wire.ErrorReply(call, e.RPC())); err == nil {
-		c.mux.Receive(f)
-	}
+	c.mux.Refuse(call, e)
 }
 
 // Oversize implements upstream.Handler.

@@ -29,6 +29,7 @@ type identity struct {
 	InheritEnv   bool
 	URL          string
 	Headers      map[string]string
+	SSEFallback  bool `json:"sseFallback,omitempty"`
 	Interactive  config.Interactive
 	StartTimeout time.Duration
 	CallTimeout  time.Duration
@@ -68,6 +69,7 @@ func fingerprint(key []byte, w Want) string {
 		InheritEnv:   s.InheritEnv,
 		URL:          s.URL.Reveal(),
 		Headers:      map[string]string{},
+		SSEFallback:  s.SSEFallback,
 		Interactive:  s.Interactive,
 		StartTimeout: s.StartTimeout,
 		CallTimeout:  s.CallTimeout,

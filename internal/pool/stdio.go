@@ -12,27 +12,25 @@ import (
 	"roundhouse/internal/upstream"
 )
 
-// StdioDialer returns a Dialer that starts servers as processes of m.
-func StdioDialer(m *process.Manager) Dialer {
-	return func(ctx context.Context, s *config.Server) (Link, error) {
-		p, err := m.Start(ctx, process.Spec{
-			Server:   s.Name,
-			Command:  s.Command,
-			Args:     s.Args,
-			Env:      process.Environ(reveal(s.Env), s.InheritEnv),
-			Dir:      s.Cwd,
-			EOFWait:  s.CloseEOFWait,
-			TermWait: s.CloseTermWait,
-			KillWait: s.CloseKillWait,
-		})
-		if err != nil {
-			return nil, err
-		}
-		return &stdioLink{
-			process: p,
-			Stdio:   upstream.NewStdio(upstream.StdioConfig{In: p.Stdin(), Out: p.Stdout(), Exited: p.Exited()}),
-		}, nil
+// dialStdio starts a server as a process of m.
+func dialStdio(ctx context.Context, m *process.Manager, s *config.Server) (Link, error) {
+	p, err := m.Start(ctx, process.Spec{
+		Server:   s.Name,
+		Command:  s.Command,
+		Args:     s.Args,
+		Env:      process.Environ(reveal(s.Env), s.InheritEnv),
+		Dir:      s.Cwd,
+		EOFWait:  s.CloseEOFWait,
+		TermWait: s.CloseTermWait,
+		KillWait: s.CloseKillWait,
+	})
+	if err != nil {
+		return nil, err
 	}
+	return &stdioLink{
+		process: p,
+		Stdio:   upstream.NewStdio(upstream.StdioConfig{In: p.Stdin(), Out: p.Stdout(), Exited: p.Exited()}),
+	}, nil
 }
 
 // stdioLink is a process and the frames on its standard streams.

@@ -36,7 +36,7 @@ func realPool(t *testing.T, c Config) *Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Dial = StdioDialer(m)
+	c.Dial = NewDialer(m, nil)
 	p := New(c)
 	t.Cleanup(func() {
 		p.Drain(context.Background(), true)

@@ -41,6 +41,7 @@ type call struct {
 	done bool
 	on   func(ok bool) // what a result or an error changes for us, or nil
 	mc   *mux.Call     // once it is at a connection
+	send func()        // sends it once more, or nil when it was sent again already
 }
 
 // begin registers a request of the client. An id that is in flight is the sender's
@@ -119,6 +120,17 @@ func (k *call) sent(mc *mux.Call) {
 	if done {
 		mc.Cancel(wire.Frame{}, wire.Span{})
 	}
+}
+
+// Unsent implements mux.Resender: what certainly did not reach the server is sent
+// once more, on a new connection if need be (R5, case 4).
+func (k *call) Unsent(*fault.Error) bool {
+	k.mu.Lock()
+	send := k.send
+	k.send, k.mc = nil, nil
+	done := k.done
+	k.mu.Unlock()
+	return send != nil && !done && k.c.session.m.spawn(send)
 }
 
 // cancel ends the call at the client's wish: the server is told, no answer follows.
@@ -261,6 +273,15 @@ func (s *Session) forward(k *call, b *binding, f wire.Frame, r wire.Routing) {
 		}
 		k.mu.Unlock()
 	}
+	k.mu.Lock()
+	k.send = func() { s.send(k, b, f, r) }
+	k.mu.Unlock()
+	s.send(k, b, f, r)
+}
+
+// send sends a request through the binding's connection, unless it has ended.
+func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing) {
+	p := b.peer(k.c)
 	err := b.with(s.ctx, func(att *pool.Attachment) error {
 		if err := allowed(att, f, r); err != nil {
 			return err

@@ -201,7 +201,7 @@ func TestAnAskThatComesTooLateIsAnswered(t *testing.T) {
 		m := mux.New(mux.Config{Sole: true, Post: func(b []byte) { posted = append(posted, string(b)) }})
 		var peer asker
 		m.Join(&peer)
-		m.Receive(frame(7, wire.RootsList, "{}"))
+		m.Receive(frame(7, wire.RootsList, "{}"), nil)
 		c.ask(peer.asked, nil)
 		if len(posted) != 1 || !strings.Contains(posted[0], `"id":7,"error"`) {
 			t.Errorf("the server got %q", posted)
