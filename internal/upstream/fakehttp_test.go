@@ -123,7 +123,13 @@ func (f *fake) header(name string) string {
 	return f.head[len(f.head)-1].Get(name)
 }
 
+// slowBytes is how large a message is that the fake takes its time to read.
+const slowBytes = 1 << 20
+
 func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength > slowBytes {
+		time.Sleep(time.Second)
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return // The link has ended, or was cut off.

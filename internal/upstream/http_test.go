@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -543,6 +545,43 @@ func TestAServerThatCannotBeReachedEndsTheLink(t *testing.T) {
 	})
 }
 
+// deafConn is a connection that takes nothing any more once deaf is set.
+type deafConn struct {
+	net.Conn
+	deaf *atomic.Bool
+}
+
+func (c deafConn) Write(p []byte) (int, error) {
+	if c.deaf.Load() {
+		return 0, errors.New("broken pipe")
+	}
+	return c.Conn.Write(p)
+}
+
+// R5: of a message that a kept connection did not take, nothing has left.
+func TestAConnectionThatWasClosedMeanwhileTookNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		var deaf atomic.Bool
+		r := f.start(t, func(c *HTTPConfig) {
+			c.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if deaf.Load() {
+					return nil, errRefused
+				}
+				c, err := f.net.dial(ctx, network, address)
+				return deafConn{c, &deaf}, err
+			}
+		})
+		r.shake()
+		deaf.Store(true)
+		m := r.call("1", wire.ToolsCall)
+		if err := r.end(); !errors.Is(err, errRefused) || m.Sent() {
+			t.Errorf("Run gives %v, sent %t", err, m.Sent())
+		}
+		r.wants("failed 1, sent false: POST http://server/mcp: connection refused")
+	})
+}
+
 // R5: a connection that breaks behind the request fails the call, which may have been
 // executed and is not sent again; the link goes on.
 func TestAConnectionThatBreaksFailsOneCall(t *testing.T) {
@@ -596,6 +635,26 @@ func TestCancelledEndsItsCall(t *testing.T) {
 		if n := f.count("notifications/cancelled in s1"); n != 2 {
 			t.Errorf("the server got %q", f.requests())
 		}
+	})
+}
+
+// M2: the server must know the call before it can cancel it.
+func TestCancelledDoesNotOvertakeItsCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(t)
+		f.handle(wire.ToolsCall, func(_ http.ResponseWriter, r *http.Request, _ string) { <-r.Context().Done() })
+		r := f.start(t)
+		r.shake()
+		r.send(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"x":"` + strings.Repeat("x", slowBytes) + `"}}`)
+		synctest.Wait()
+		r.Post(NewMessage([]byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		got := f.requests()
+		if want := []string{"tools/call in s1", "notifications/cancelled in s1"}; !slices.Equal(got[len(got)-2:], want) {
+			t.Errorf("the server got %q", got)
+		}
+		r.wants()
 	})
 }
 
