@@ -281,6 +281,9 @@ func TestTheAggregatesOtherMethods(t *testing.T) {
 	inWorld(t, settings{}, []*config.Server{shared("a"), shared("b")}, func(w *world) {
 		p := w.connect("/mcp")
 		p.tool("a__echo", "{}")
+		if e := p.refused(wire.LoggingSetLevel, `{"level":"loud"}`); e.Code != wire.InvalidParams {
+			t.Errorf("a level that there is not: %+v", e)
+		}
 		p.result(wire.LoggingSetLevel, `{"level":"debug"}`)
 		p.tool("b__echo", "{}")
 		synctest.Wait()

@@ -17,6 +17,9 @@ const (
 
 var levels = [...]string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
+// IsLevel reports whether a JSON value is the name of a log level.
+func IsLevel(raw []byte) bool { return levelOf(raw) != levelUnset }
+
 // levelOf reads a JSON string; what is not a level is unset.
 func levelOf(raw []byte) int {
 	for i, name := range levels {

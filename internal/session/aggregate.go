@@ -226,6 +226,9 @@ func (s *Session) levelForAll(k *call, f wire.Frame) {
 		return
 	}
 	r, err := f.Routing()
+	if err == nil && !mux.IsLevel(r.Level.Of(f.Raw)) {
+		err = &wire.ParseFailure{Code: wire.InvalidParams, Message: "params.level must be debug, info, notice, warning, error, critical, alert or emergency"}
+	}
 	if err != nil {
 		k.fail(err)
 		return
