@@ -254,6 +254,11 @@ func (e *endpoint) once(ctx context.Context, q request, target *url.URL) (*http.
 			}
 		},
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+		WroteRequest: func(i httptrace.WroteRequestInfo) {
+			if q.body != nil && i.Err == nil {
+				q.body.writeOnce.Do(func() { close(q.body.written) })
+			}
+		},
 	})
 	r := (&http.Request{Method: q.method, URL: target, Header: q.header, Host: e.host}).WithContext(traced)
 	if q.body != nil {
@@ -293,7 +298,7 @@ type exchange struct {
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when nothing runs for the exchange any more
 
-	written   chan struct{} // closed when the whole message was read by the transport
+	written   chan struct{} // closed when the whole message was given to the network
 	writeOnce sync.Once
 }
 
@@ -311,24 +316,20 @@ func newExchange(ctx context.Context, m *Message) *exchange {
 func (x *exchange) isCall() bool { return x.message.ID != nil }
 
 func (x *exchange) reader() io.ReadCloser {
-	return &messageReader{x: x, rest: bytes.NewReader(x.message.Bytes)}
+	return &messageReader{message: x.message, rest: bytes.NewReader(x.message.Bytes)}
 }
 
 // messageReader is a message as the body of a request. It notes when the first byte may
-// leave, and when the last one has been read.
+// leave.
 type messageReader struct {
-	x    *exchange
-	rest *bytes.Reader
+	message *Message
+	rest    *bytes.Reader
 }
 
 // Read implements io.Reader.
 func (r *messageReader) Read(p []byte) (int, error) {
-	r.x.message.sent.Store(true)
-	n, err := r.rest.Read(p)
-	if r.rest.Len() == 0 {
-		r.x.writeOnce.Do(func() { close(r.x.written) })
-	}
-	return n, err
+	r.message.sent.Store(true)
+	return r.rest.Read(p)
 }
 
 // Close implements io.Closer.
