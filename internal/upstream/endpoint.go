@@ -39,7 +39,8 @@ type HTTPConfig struct {
 	// Mcp-Session-Id, is replaced by what the protocol needs.
 	Header http.Header
 	// Transport makes the requests; links may share one. nil is a NewTransport that
-	// belongs to the link.
+	// belongs to the link. One that does not call the hooks of net/http/httptrace costs
+	// the knowledge that a message was not sent.
 	Transport http.RoundTripper
 	// MaxFrame is the longest frame that is read, in bytes; 0 is wire.MaxFrame.
 	MaxFrame int
@@ -242,18 +243,27 @@ func redirected(res *http.Response, from *url.URL, hop int) (*url.URL, error) {
 	return to, nil
 }
 
+// once makes a request without following redirects. Whether the message may have left is
+// what the transport says of its connections; of a transport that says nothing, the worst
+// is assumed.
 func (e *endpoint) once(ctx context.Context, q request, target *url.URL) (*http.Response, error) {
-	var connected atomic.Bool
+	var connecting atomic.Bool
+	setSent := func(sent bool) {
+		if q.body != nil {
+			q.body.message.sent.Store(sent)
+		}
+	}
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		// It is called again when a kept connection was found to be closed, which is
-		// safe to say only if nothing has left.
+		// It is called again when a kept connection turned out to be closed, but only if
+		// that took nothing.
 		GetConn: func(string) {
-			connected.Store(false)
-			if q.body != nil {
-				q.body.message.sent.Store(false)
-			}
+			connecting.Store(true)
+			setSent(false)
 		},
-		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) {
+			connecting.Store(false)
+			setSent(true)
+		},
 		WroteRequest: func(i httptrace.WroteRequestInfo) {
 			if q.body != nil && i.Err == nil {
 				q.body.writeOnce.Do(func() { close(q.body.written) })
@@ -263,15 +273,16 @@ func (e *endpoint) once(ctx context.Context, q request, target *url.URL) (*http.
 	r := (&http.Request{Method: q.method, URL: target, Header: q.header, Host: e.host}).WithContext(traced)
 	if q.body != nil {
 		r.ContentLength = int64(len(q.body.message.Bytes))
-		r.Body = q.body.reader()
-		r.GetBody = func() (io.ReadCloser, error) { return q.body.reader(), nil }
+		r.GetBody = q.body.reader
+		r.Body, _ = q.body.reader()
 	}
+	setSent(true)
 	res, err := e.transport.RoundTrip(r)
 	if err == nil {
 		return res, nil
 	}
 	err = fmt.Errorf("%s %s: %w", q.method, shown(target), e.masked(err))
-	if ctx.Err() == nil && !connected.Load() {
+	if ctx.Err() == nil && connecting.Load() {
 		err = connectError{err}
 	}
 	return nil, err
@@ -315,25 +326,11 @@ func newExchange(ctx context.Context, m *Message) *exchange {
 // isCall reports whether the message wants an answer.
 func (x *exchange) isCall() bool { return x.message.ID != nil }
 
-func (x *exchange) reader() io.ReadCloser {
-	return &messageReader{message: x.message, rest: bytes.NewReader(x.message.Bytes)}
+// reader returns the message as the body of a request. Of this type the transport knows
+// that it does not wait, and writes headers and body at once.
+func (x *exchange) reader() (io.ReadCloser, error) {
+	return io.NopCloser(bytes.NewReader(x.message.Bytes)), nil
 }
-
-// messageReader is a message as the body of a request. It notes when the first byte may
-// leave.
-type messageReader struct {
-	message *Message
-	rest    *bytes.Reader
-}
-
-// Read implements io.Reader.
-func (r *messageReader) Read(p []byte) (int, error) {
-	r.message.sent.Store(true)
-	return r.rest.Read(p)
-}
-
-// Close implements io.Closer.
-func (r *messageReader) Close() error { return nil }
 
 func (c HTTPConfig) maxFrame() int {
 	if c.MaxFrame == 0 {
