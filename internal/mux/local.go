@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strconv"
 
+	"roundhouse/internal/fault"
 	"roundhouse/internal/wire"
 )
 
@@ -204,6 +205,14 @@ func (s *subscription) Done(p Pieces) {
 	for _, w := range s.due {
 		w.out.Done(Pieces{p[0], w.id0, p[2]})
 	}
+}
+
+// Failed implements Failer: what becomes of the call is up to each subscriber.
+func (s *subscription) Failed(err *fault.Error) bool {
+	for _, w := range s.due {
+		deliver([]delivery{{w.out, w.id0, err}})
+	}
+	return true
 }
 
 func uriParams(uri string) []byte {

@@ -53,13 +53,13 @@ type Outlet interface {
 	Done(Pieces)
 }
 
-// Resender is an Outlet that can have its call sent again.
-type Resender interface {
+// Failer is an Outlet that is told why the server does not answer its call.
+type Failer interface {
 	Outlet
-	// Unsent takes the news that the call ended with err, and that the server certainly
-	// did not get it. If it returns true the call goes on elsewhere, and no answer of
-	// this mux comes any more (R5).
-	Unsent(err *fault.Error) bool
+	// Failed takes the news that the call ended with err. If it returns true it has seen
+	// to that, and Done is not called: the call may go on elsewhere, if err.Sent says that
+	// the server certainly did not get it (R5).
+	Failed(err *fault.Error) bool
 }
 
 // Peer is one client as the connection sees it. Values are compared by identity.
@@ -209,7 +209,7 @@ type delivery struct {
 
 func deliver(ds []delivery) {
 	for _, d := range ds {
-		if again, ok := d.out.(Resender); ok && d.err != nil && d.err.Sent == fault.SentNo && again.Unsent(d.err) {
+		if f, ok := d.out.(Failer); ok && d.err != nil && f.Failed(d.err) {
 			continue
 		}
 		var p Pieces

@@ -25,7 +25,7 @@ func (m *Mux) Receive(f wire.Frame, call []byte) {
 }
 
 // Refuse ends the call with our id with an error that is its alone. If err says that
-// it was not sent, it may be sent again (Resender).
+// it was not sent, it may be sent again (Failer).
 func (m *Mux) Refuse(call []byte, err *fault.Error) {
 	c := m.callOf(call)
 	if c == nil {
@@ -206,16 +206,16 @@ func (m *Mux) aboveLocked(uri string) (above []string) {
 // message is a log message. On stdio it names no owner: it goes to the clients
 // with a call in flight whose level lets it through, else to the server's log (M5).
 // On a session's own connection the only client gets it also outside its calls. Where
-// the call is known, only its client gets it.
+// the call is known, only its client gets it, or nobody but the log.
 func (m *Mux) message(f wire.Frame, r wire.Routing, call []byte) {
 	level := levelOf(r.Level.Of(f.Raw))
-	if c := m.callOf(call); c != nil {
+	if call != nil {
 		m.mu.Lock()
-		mem := m.members[c.peer]
-		heard := mem != nil && !c.ended && level >= m.thresholdLocked(mem)
+		p, out, _ := m.ownerLocked(call)
+		heard := p != nil && level >= m.thresholdLocked(m.members[p])
 		m.mu.Unlock()
-		if heard {
-			c.out.Note(Pieces{f.Raw})
+		if p == nil || heard {
+			m.tell(p, out, f.Raw)
 		}
 		return
 	}
@@ -260,26 +260,36 @@ func (m *Mux) other(f wire.Frame, call []byte) {
 	m.mu.Lock()
 	p, out, _ := m.ownerLocked(call)
 	m.mu.Unlock()
+	m.tell(p, out, f.Raw)
+}
+
+// tell gives a notification to what ownerLocked found.
+func (m *Mux) tell(p Peer, out Outlet, raw []byte) {
 	switch {
 	case out != nil:
-		out.Note(Pieces{f.Raw})
+		out.Note(Pieces{raw})
 	case p != nil:
-		p.Notify(Pieces{f.Raw})
+		p.Notify(Pieces{raw})
 	default:
-		m.log(f.Raw)
+		m.log(raw)
 	}
 }
 
 // ownerLocked finds the one peer that something from the server can be for: that of
 // the call, if it is known; else the only one with live calls, or on a session's own
-// connection its only peer. many says that several have live calls.
+// connection its only peer. many says that several have live calls. A call that has
+// ended has no peer any more (case 34); one of our own is outside any client's call.
 func (m *Mux) ownerLocked(call []byte) (p Peer, out Outlet, many bool) {
 	if call != nil {
 		n, _ := number(call)
-		if c := m.calls[n]; c != nil && c.peer != nil {
+		c := m.calls[n]
+		switch {
+		case c == nil:
+			return nil, nil, false
+		case c.peer != nil:
 			return c.peer, c.out, false
 		}
-		return nil, nil, false // a call of our own, or one that has ended
+		return m.soleLocked(), nil, false
 	}
 	for q, mem := range m.members {
 		if len(mem.live) == 0 {
@@ -290,12 +300,20 @@ func (m *Mux) ownerLocked(call []byte) (p Peer, out Outlet, many bool) {
 		}
 		p, out = q, mem.live[0].out
 	}
-	if p == nil && m.cfg.Sole && len(m.members) == 1 {
+	if p == nil {
+		p = m.soleLocked()
+	}
+	return p, out, false
+}
+
+// soleLocked returns the only peer of a session's own connection, or nil.
+func (m *Mux) soleLocked() (p Peer) {
+	if m.cfg.Sole && len(m.members) == 1 {
 		for q := range m.members {
 			p = q
 		}
 	}
-	return p, out, false
+	return p
 }
 
 // Join makes p known before its first call, so that on a session's own connection

@@ -44,7 +44,7 @@ func (a *Attachment) Release() {
 // live returns the connection, waiting under ctx while the entry is restarted. An
 // error with fault.SafeToRetry asks for a new attachment.
 func (a *Attachment) live(ctx context.Context) (*connection, error) {
-	if c := a.entry.conn.Load(); c != nil && !a.detached.Load() {
+	if c := a.entry.conn.Load(); c != nil && !c.ending.Load() && !a.detached.Load() {
 		return c, nil
 	}
 	p, e := a.holder.pool, a.entry
@@ -57,13 +57,36 @@ func (a *Attachment) live(ctx context.Context) (*connection, error) {
 			err.Server, err.Sent, err.Err = e.name, fault.SentNo, e.err
 			return nil, err
 		}
-		if c := e.conn.Load(); c != nil {
+		c := e.conn.Load()
+		switch {
+		case c == nil:
+			if err := p.waitLocked(ctx, a.holder, e); err != nil {
+				return nil, err
+			}
+		case c.ending.Load():
+			if err := p.waitForEndLocked(ctx, e, c); err != nil {
+				return nil, err
+			}
+		default:
 			return c, nil
 		}
-		if err := p.waitLocked(ctx, a.holder, e); err != nil {
-			return nil, err
-		}
 	}
+}
+
+// waitForEndLocked waits without the lock until an ending connection has ended, which
+// is soon, and takes it off its entry.
+func (p *Pool) waitForEndLocked(ctx context.Context, e *entry, c *connection) (err error) {
+	p.mu.Unlock()
+	select {
+	case <-c.ctx.Done():
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	p.mu.Lock()
+	if err == nil && e.conn.Load() == c {
+		p.lostLocked(e, c)
+	}
+	return err
 }
 
 // Handshake returns the server's answer to initialize.

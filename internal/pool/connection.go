@@ -82,6 +82,10 @@ type connection struct {
 	ctx        context.Context // ends with the link; its cause says why
 	loss       *fault.Error    // what callers get; constant once ctx has ended
 
+	// ending says that the link takes no more calls and soon ends: Run waits for what
+	// the server says to those that are on their way.
+	ending atomic.Bool
+
 	opened chan struct{} // closed by open when hand and the catalogue are there
 	hand   *Handshake    // constant once opened is closed
 
@@ -256,25 +260,37 @@ func (c *connection) request(ctx context.Context, method string, params []byte) 
 	if err != nil {
 		return nil, fmt.Errorf("make a %s request: %w", method, err)
 	}
-	answer := make(answerOutlet, 1)
-	call, err := c.mux.Begin(nil, f, wire.Routing{}, answer)
+	out := &ownOutlet{make(chan mux.Pieces, 1), make(chan error, 1)}
+	call, err := c.mux.Begin(nil, f, wire.Routing{}, out)
 	if err != nil {
 		return nil, err
 	}
-	_ = c.link.Send(ctx, call.Message) // the end of ctx is seen below, and that of the link answers the call
+	_ = c.link.Send(ctx, call.Message) // the end of ctx is seen below, and that of the link fails the call
 	select {
-	case p := <-answer:
+	case p := <-out.answer:
 		return resultOf(p)
+	case err := <-out.failure:
+		return nil, err
 	case <-ctx.Done():
 		call.Fail(fault.New(fault.CallTimeout, "roundhouse no longer waits"))
 		return nil, context.Cause(ctx)
 	}
 }
 
-type answerOutlet chan mux.Pieces
+// ownOutlet takes the outcome of a call of roundhouse's own.
+type ownOutlet struct {
+	answer  chan mux.Pieces
+	failure chan error
+}
 
-func (o answerOutlet) Note(mux.Pieces)   {}
-func (o answerOutlet) Done(p mux.Pieces) { o <- p }
+func (o *ownOutlet) Note(mux.Pieces)   {}
+func (o *ownOutlet) Done(p mux.Pieces) { o.answer <- p }
+
+// Failed implements mux.Failer.
+func (o *ownOutlet) Failed(err *fault.Error) bool {
+	o.failure <- err
+	return true
+}
 
 func resultOf(p mux.Pieces) ([]byte, error) {
 	f, err := wire.Parse(p.AppendTo(nil))
@@ -363,10 +379,10 @@ func (o *timedOutlet) stop() {
 	}
 }
 
-// Unsent implements mux.Resender.
-func (o *timedOutlet) Unsent(err *fault.Error) bool {
-	again, ok := o.Outlet.(mux.Resender)
-	if !ok || !again.Unsent(err) {
+// Failed implements mux.Failer.
+func (o *timedOutlet) Failed(err *fault.Error) bool {
+	f, ok := o.Outlet.(mux.Failer)
+	if !ok || !f.Failed(err) {
 		return false
 	}
 	o.stop()
@@ -387,13 +403,22 @@ func (c *connection) Failed(call []byte, err error, sent bool) {
 		Reason: fault.Interrupted, Server: c.server.Name, Generation: c.generation, Sent: fault.SentMaybe, Err: err,
 		Message: fmt.Sprintf("server %q did not answer the call: %v", c.server.Name, err),
 	}
-	if _, refused := errors.AsType[*upstream.AuthError](err); refused {
+	if wantsLogin(err) {
 		e.Reason = fault.NeedsLogin
 	}
 	if !sent {
 		e.Sent = fault.SentNo
 	}
+	if errors.Is(err, upstream.ErrSessionLost) {
+		c.ending.Store(true) // before the call may be sent again: not on this link
+	}
 	c.mux.Refuse(call, e)
+}
+
+// wantsLogin reports whether err is the server's refusal of our credentials.
+func wantsLogin(err error) bool {
+	_, refused := errors.AsType[*upstream.AuthError](err)
+	return refused
 }
 
 // Oversize implements upstream.Handler.
@@ -439,10 +464,14 @@ func (c *connection) lossFault(err error) *fault.Error {
 	return &fault.Error{Reason: fault.Interrupted, Message: msg + "; the next call starts it anew", Err: err}
 }
 
-// startError says why a server did not start, with what it wrote last (P5, P9).
+// startError says why a server did not start, with what it wrote last (P5, P9). err is
+// told without what was made of it for a caller.
 func startError(ctx context.Context, s *config.Server, begun time.Time, c *connection, err error) *fault.Error {
 	took := time.Since(begun).Round(time.Millisecond)
 	e := &fault.Error{Reason: fault.StartFailed, Server: s.Name, Err: err, Data: map[string]any{"elapsedMs": took.Milliseconds()}}
+	if f, ok := errors.AsType[*fault.Error](err); ok && f.Err != nil {
+		err = f.Err
+	}
 	exit := ""
 	if c != nil {
 		exit = c.link.Facts().Exit
@@ -456,8 +485,13 @@ func startError(ctx context.Context, s *config.Server, begun time.Time, c *conne
 	case exit != "":
 		e.Message = fmt.Sprintf("server %q did not start: it ended after %s (%s)", s.Name, took, exit)
 		e.Data["exit"] = exit
-	default:
+	case s.Transport == config.Stdio:
 		e.Message = fmt.Sprintf("server %q did not start: %v", s.Name, err)
+	default:
+		e.Message = fmt.Sprintf("server %q cannot be reached: %v", s.Name, err)
+		if wantsLogin(err) {
+			e.Reason, e.Message = fault.NeedsLogin, fmt.Sprintf("server %q does not let roundhouse in: %v", s.Name, err)
+		}
 	}
 	if c == nil {
 		return e

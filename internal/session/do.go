@@ -37,11 +37,11 @@ type call struct {
 	out mux.Outlet
 	uri string // of the resource that it is about, as the aggregate's client names it, or ""
 
-	mu   sync.Mutex
-	done bool
-	on   func(ok bool) // what a result or an error changes for us, or nil
-	mc   *mux.Call     // once it is at a connection
-	send func()        // sends it once more, or nil when it was sent again already
+	mu    sync.Mutex
+	done  bool
+	on    func(ok bool) // what a result or an error changes for us, or nil
+	mc    *mux.Call     // once it is at a connection
+	again func()        // sends it once more; nil once it was called, and before the first attempt
 }
 
 // begin registers a request of the client. An id that is in flight is the sender's
@@ -111,10 +111,12 @@ func failure(id []byte, err error) mux.Pieces {
 }
 
 // sent notes where the request went. One that was cancelled in this moment is
-// cancelled there too.
-func (k *call) sent(mc *mux.Call) {
+// cancelled there too. A first attempt that failed already is not noted any more.
+func (k *call) sent(mc *mux.Call, again bool) {
 	k.mu.Lock()
-	k.mc = mc
+	if again || k.again != nil {
+		k.mc = mc
+	}
 	done := k.done
 	k.mu.Unlock()
 	if done {
@@ -122,15 +124,19 @@ func (k *call) sent(mc *mux.Call) {
 	}
 }
 
-// Unsent implements mux.Resender: what certainly did not reach the server is sent
-// once more, on a new connection if need be (R5, case 4).
-func (k *call) Unsent(*fault.Error) bool {
+// Failed implements mux.Failer: what certainly did not reach the server is sent once
+// more, on a new connection if need be (R5, case 4). A server that wants a login would
+// want it again.
+func (k *call) Failed(err *fault.Error) bool {
+	if err.Sent != fault.SentNo || err.Reason == fault.NeedsLogin {
+		return false
+	}
 	k.mu.Lock()
-	send := k.send
-	k.send, k.mc = nil, nil
+	again := k.again
+	k.again, k.mc = nil, nil
 	done := k.done
 	k.mu.Unlock()
-	return send != nil && !done && k.c.session.m.spawn(send)
+	return again != nil && !done && k.c.session.m.spawn(again)
 }
 
 // cancel ends the call at the client's wish: the server is told, no answer follows.
@@ -274,13 +280,14 @@ func (s *Session) forward(k *call, b *binding, f wire.Frame, r wire.Routing) {
 		k.mu.Unlock()
 	}
 	k.mu.Lock()
-	k.send = func() { s.send(k, b, f, r) }
+	k.again = func() { s.send(k, b, f, r, true) }
 	k.mu.Unlock()
-	s.send(k, b, f, r)
+	s.send(k, b, f, r, false)
 }
 
-// send sends a request through the binding's connection, unless it has ended.
-func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing) {
+// send sends a request through the binding's connection, unless it has ended. again
+// says that this is the second attempt.
+func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again bool) {
 	p := b.peer(k.c)
 	err := b.with(s.ctx, func(att *pool.Attachment) error {
 		if err := allowed(att, f, r); err != nil {
@@ -294,7 +301,7 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing) {
 		}
 		mc, err := p.do(att, f, r, k)
 		if mc != nil {
-			k.sent(mc)
+			k.sent(mc, again)
 		}
 		return err
 	})
