@@ -69,9 +69,16 @@ func (d *door) close(ctx context.Context, log *slog.Logger) {
 	<-d.served
 }
 
-// takeSocket takes the socket for this user's own programs (H8). A daemon that was
-// started for them needs it; another one can do without, and says so.
+// takeSocket takes the socket for this user's own programs (H8): that of the service
+// manager if it has opened one for us. A daemon that was started for local programs needs
+// it; another one can do without, and says so.
 func takeSocket(o Options) (*socket.Listener, error) {
+	if l, err := socket.Inherited(o.Log); l != nil || err != nil {
+		if err == nil && l.Addr().String() != o.Config.Socket {
+			o.Log.Warn("the service manager's socket is not where local programs look for it", "socket", l.Addr().String(), "expected", o.Config.Socket)
+		}
+		return l, err
+	}
 	if !socket.Supported && !o.Autostart {
 		return nil, nil
 	}

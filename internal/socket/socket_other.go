@@ -20,5 +20,8 @@ var errUnsupported = errors.New("roundhouse has no local socket on this system; 
 // Listen fails here.
 func Listen(string, *slog.Logger) (*Listener, error) { return nil, errUnsupported }
 
+// Inherited returns nil here.
+func Inherited(*slog.Logger) (*Listener, error) { return nil, nil }
+
 // Dial fails here.
 func Dial(context.Context, string) (net.Conn, error) { return nil, errUnsupported }
