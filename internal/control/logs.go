@@ -1,8 +1,8 @@
 package control
 
 import (
+	"cmp"
 	"encoding/json"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -20,6 +20,13 @@ const (
 	// lookEvery is how late a line may come to those who follow it.
 	lookEvery = 200 * time.Millisecond
 )
+
+// Log is what one connection wrote last.
+type Log struct {
+	ID         string   `json:"id"`
+	EntryIndex int      `json:"entryIndex"`
+	Lines      []string `json:"lines"` // the oldest first
+}
 
 // logs gives the last lines that the connections of a server wrote, or with follow an
 // event stream that begins with these, of one pool.Line in each event.
@@ -49,15 +56,16 @@ func (c *Control) logs(w http.ResponseWriter, r *http.Request, caller front.Call
 		c.follow(w, r, s.Name, lines)
 		return
 	}
-	type connectionLog struct {
-		ID    string   `json:"id"`
-		Lines []string `json:"lines"`
+	index := map[string]int{}
+	for _, i := range c.cfg.Pool.Snapshot() {
+		index[i.ID] = i.EntryIndex
 	}
 	out := c.cfg.Pool.Output(s.Name, lines)
-	list := []connectionLog{}
-	for _, id := range slices.Sorted(maps.Keys(out)) {
-		list = append(list, connectionLog{id, append([]string{}, out[id]...)})
+	list := []Log{}
+	for id, lines := range out {
+		list = append(list, Log{id, index[id], append([]string{}, lines...)})
 	}
+	slices.SortFunc(list, func(a, b Log) int { return cmp.Or(cmp.Compare(a.EntryIndex, b.EntryIndex), cmp.Compare(a.ID, b.ID)) })
 	front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "connections": list})
 }
 

@@ -10,7 +10,8 @@ import (
 // Line is one line that a server wrote beside the protocol.
 type Line struct {
 	Connection string `json:"connection"` // its id
-	Text       string `json:"line"`       // without a line end
+	EntryIndex int    `json:"entryIndex"`
+	Text       string `json:"line"` // without a line end
 }
 
 // outputReader is a Link of which one can read on where one stopped; others cannot be
@@ -25,6 +26,9 @@ type outputReader interface {
 func (l *stdioLink) OutputAfter(offset int64) ([]byte, int64) {
 	return l.process.Stderr().After(offset)
 }
+
+// OutputAfter implements outputReader.
+func (l *remoteLink) OutputAfter(offset int64) ([]byte, int64) { return l.notes.After(offset) }
 
 // Follower reads on in the output of a server: that of its connections, of those that
 // take their place after a restart or a loss, and of those that come later. It needs
@@ -63,7 +67,7 @@ func (f *Follower) Next() []Line {
 			lines = lines[max(0, len(lines)-f.first):]
 		}
 		for _, l := range lines {
-			out = append(out, Line{e.id, l})
+			out = append(out, Line{e.id, e.index, l})
 		}
 	}
 	for _, c := range f.gone(live) {
