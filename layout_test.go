@@ -16,7 +16,7 @@ import (
 // face, a leaf no sibling (docs/design.md has the picture); a new edge is a decision
 // and is made here.
 var arrows = map[string][]string{
-	"cmd/roundhouse": {"config", "daemon", "fault", "pool", "process", "shim", "socket", "wire"},
+	"cmd/roundhouse": {"config", "control", "daemon", "fault", "pool", "process", "session", "shim", "socket", "sse", "wire"},
 
 	"internal/daemon": {"config", "control", "front", "gateway", "pool", "process", "session", "socket"},
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -20,6 +19,7 @@ import (
 
 	"roundhouse/internal/fault"
 	"roundhouse/internal/socket"
+	"roundhouse/internal/sse"
 	"roundhouse/internal/wire"
 )
 
@@ -27,16 +27,21 @@ const defaultURL = "http://127.0.0.1:7420"
 
 // api talks to a running daemon.
 type api struct {
-	base  string
+	cmd   *cobra.Command // has the flag --url
 	token string
 	http  *http.Client
 }
 
-// remote adds the flags by which a command finds the daemon: where no URL is given, by
-// its socket or else at the default URL.
+// remote adds the flags by which a command finds the daemon.
 func remote(cmd *cobra.Command) *api {
-	a := &api{token: os.Getenv("ROUNDHOUSE_TOKEN")}
-	cmd.Flags().StringVar(&a.base, "url", environment("ROUNDHOUSE_URL", defaultURL), "the `URL` of the daemon (also ROUNDHOUSE_URL); its token is read from ROUNDHOUSE_TOKEN")
+	cmd.Flags().String("url", environment("ROUNDHOUSE_URL", defaultURL), "the `URL` of the daemon (also ROUNDHOUSE_URL); its token is read from ROUNDHOUSE_TOKEN")
+	return daemonOf(cmd)
+}
+
+// daemonOf finds the daemon by the flag --url of a command, or where no URL is given, by
+// its socket or else at the default URL.
+func daemonOf(cmd *cobra.Command) *api {
+	a := &api{cmd: cmd, token: os.Getenv("ROUNDHOUSE_TOKEN")}
 	given := os.Getenv("ROUNDHOUSE_URL") != ""
 	a.http = &http.Client{Transport: &http.Transport{
 		Proxy: http.ProxyFromEnvironment,
@@ -54,7 +59,7 @@ func remote(cmd *cobra.Command) *api {
 }
 
 func (a *api) do(ctx context.Context, method, path string, header http.Header, body []byte) (*http.Response, error) {
-	address := strings.TrimSuffix(a.base, "/")
+	address := strings.TrimSuffix(cmp.Or(a.cmd.Flag("url").Value.String(), defaultURL), "/")
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
 	}
@@ -82,16 +87,28 @@ func (a *api) do(ctx context.Context, method, path string, header http.Header, b
 	return nil, fmt.Errorf("no daemon answers at %s: start one with 'roundhouse serve', or name it with --url (%w)", base.Redacted(), errors.Unwrap(err))
 }
 
+// answerWait bounds the wait for an answer that the daemon has at hand.
+const answerWait = 30 * time.Second
+
 // get reads a resource of the API into v, which may be a *json.RawMessage.
 func (a *api) get(ctx context.Context, path string, v any) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, answerWait)
 	defer cancel()
-	res, err := a.do(ctx, http.MethodGet, path, nil, nil)
+	return a.send(ctx, http.MethodGet, path, v)
+}
+
+// send makes a request of the API and reads the answer into v, if there is one.
+func (a *api) send(ctx context.Context, method, path string, v any) error {
+	res, err := a.do(ctx, method, path, nil, nil)
 	if err != nil {
 		return err
 	}
 	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
+	switch res.StatusCode {
+	case http.StatusOK:
+	case http.StatusNoContent:
+		return nil
+	default:
 		return apiError(res)
 	}
 	if err := json.NewDecoder(res.Body).Decode(v); err != nil {
@@ -146,9 +163,14 @@ type rpcError struct {
 
 func (e *rpcError) Error() string { return fmt.Sprintf("%s (code %d)", e.Message, e.Code) }
 
+// dialMCP opens a client of a server, or with "" of all together, in a session of its
+// own. Close it.
 func (a *api) dialMCP(ctx context.Context, server string) (*mcp, error) {
-	m := &mcp{api: a, path: "/mcp/" + url.PathEscape(server)}
-	params := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"roundhouse-call","version":%q}}`, wire.LegacyVersions[0], currentVersion())
+	m := &mcp{api: a, path: "/mcp"}
+	if server != "" {
+		m.path += "/" + url.PathEscape(server)
+	}
+	params := fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"roundhouse","version":%q}}`, wire.LegacyVersions[0], currentVersion())
 	if _, err := m.call(ctx, wire.MethodInitialize, []byte(params)); err != nil {
 		if e, ok := errors.AsType[*remoteError](err); ok && e.reason == fault.UnknownServer {
 			var known json.RawMessage
@@ -201,16 +223,13 @@ func (m *mcp) call(ctx context.Context, method string, params []byte) (json.RawM
 		}
 		return answerOf(body)
 	}
-	lines := bufio.NewReader(res.Body)
-	for {
-		line, err := lines.ReadBytes('\n')
-		if data, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data: ")); ok {
-			if f, err := wire.Parse(data); err == nil && f.Kind == wire.Response && bytes.Equal(f.ID(), id) {
-				return answerOf(data)
-			}
-		}
+	for events := sse.NewReader(res.Body, wire.MaxFrame); ; {
+		e, err := events.Next()
 		if err != nil {
-			return nil, errors.New("the daemon closed the stream without an answer")
+			return nil, fmt.Errorf("the daemon closed the stream without an answer: %w", err)
+		}
+		if f, err := wire.Parse(e.Data); err == nil && f.Kind == wire.Response && bytes.Equal(f.ID(), id) {
+			return answerOf(e.Data)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/signal"
 
 	"github.com/spf13/cobra"
@@ -22,6 +21,8 @@ with --json the whole result as the server sent it. A result that the tool marks
 as an error is printed too, and the exit status is 1.`,
 		Example: `  roundhouse call everything echo '{"message": "hello"}'`,
 		Args:    arguments(2, 3, "a server, a tool and, if it needs any, its arguments as a JSON object"),
+
+		ValidArgsFunction: completeCall,
 	}
 	a := remote(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the whole result as JSON")
@@ -33,7 +34,7 @@ as an error is printed too, and the exit status is 1.`,
 				return usageError{fmt.Errorf("the tool's arguments must be a JSON object such as '{\"message\": \"hello\"}'")}
 			}
 		}
-		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt)
+		ctx, stop := signal.NotifyContext(cmd.Context(), endSignals...)
 		defer stop()
 		m, err := a.dialMCP(ctx, args[0])
 		if err != nil {

@@ -3,81 +3,79 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"strconv"
-	"strings"
-	"text/tabwriter"
-	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
 	"roundhouse/internal/pool"
+	"roundhouse/internal/session"
 )
 
 func psCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, asTree bool
 	cmd := &cobra.Command{
-		Use:     "ps",
-		Short:   "List the live connections to servers",
-		Example: "  roundhouse ps\n  roundhouse ps --json",
+		Use:   "ps",
+		Short: "List the live connections to servers",
+		Long: `Ps lists the connections that live, and those that failed a moment ago: one for each
+process of a server.
+
+With --tree it shows the sessions, under each the connections that it uses, and
+under these their processes with the CPU time and the memory that they have used
+(on Linux). Processes that several sessions share are shown at the first.`,
+		Example: "  roundhouse ps\n  roundhouse ps --tree\n  roundhouse ps --json",
 		Args:    arguments(0, 0, "no arguments"),
 	}
 	a := remote(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&asTree, "tree", false, "show sessions, connections and processes as a tree")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var raw json.RawMessage
-		if err := a.get(cmd.Context(), "/api/v1/connections", &raw); err != nil {
+		var raw, rawSessions json.RawMessage
+		path := "/api/v1/connections"
+		if asTree {
+			path += "?processes=true"
+			if err := a.get(cmd.Context(), "/api/v1/sessions", &rawSessions); err != nil {
+				return err
+			}
+		}
+		if err := a.get(cmd.Context(), path, &raw); err != nil {
 			return err
 		}
 		out := cmd.OutOrStdout()
-		if asJSON {
-			_, err := fmt.Fprintln(out, string(raw))
+		var list struct{ Connections []pool.Info }
+		var sessions struct{ Sessions []session.Info }
+		switch {
+		case asJSON && asTree:
+			return joinJSON(out, rawSessions, raw)
+		case asJSON:
+			return printJSON(out, raw)
+		case asTree:
+			if err := decode(rawSessions, &sessions); err != nil {
+				return err
+			}
+		}
+		if err := decode(raw, &list); err != nil {
 			return err
 		}
-		var list struct{ Connections []pool.Info }
-		if err := json.Unmarshal(raw, &list); err != nil {
-			return fmt.Errorf("read the daemon's answer: %w", err)
-		}
-		if len(list.Connections) == 0 {
+		if len(list.Connections)+len(sessions.Sessions) == 0 {
 			fmt.Fprintln(cmd.ErrOrStderr(), "roundhouse: no server is connected; each one starts when a session first uses it")
 			return nil
 		}
-		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(w, "SERVER\tENTRY\tSTATE\tSHARING\tSESSIONS\tCALLS\tPID\tCHILDREN\tUPTIME\tTOOLS\tLAST ERROR")
-		for _, c := range list.Connections {
-			state := string(c.State)
-			if c.Dying {
-				state += " (ending)"
-			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\n", c.Server, c.EntryIndex, state, c.Sharing, c.Refs, c.InFlight,
-				number(c.PID), c.Descendants, uptime(c.UptimeMs), c.Tools, oneLine(c.LastError))
+		if asTree {
+			return printTree(out, sessions.Sessions, list.Connections)
 		}
-		return w.Flush()
+		t := newTable(out, "SERVER", "ENTRY", "STATE", "SHARING", "SESSIONS", "CALLS", "PID", "CHILDREN", "UPTIME", "TOOLS", "LAST ERROR")
+		for _, c := range list.Connections {
+			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\n", oneLine(c.Server), c.EntryIndex, stateOf(c), c.Sharing, c.Refs, c.InFlight,
+				number(c.PID), c.Descendants, milliseconds(c.UptimeMs), c.Tools, oneLine(c.LastError))
+		}
+		return t.Flush()
 	}
 	return cmd
 }
 
-// oneLine is a text for a table: what a server wrote may be in it, and must not
-// control the terminal.
-func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-}
-
-func number(n int) string {
-	if n == 0 {
-		return "-"
+// stateOf is the state of a connection for people.
+func stateOf(c pool.Info) string {
+	if c.Dying {
+		return string(c.State) + " (ending)"
 	}
-	return strconv.Itoa(n)
-}
-
-func uptime(ms int64) string {
-	if ms == 0 {
-		return "-"
-	}
-	return (time.Duration(ms) * time.Millisecond).Round(time.Second).String()
+	return string(c.State)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -19,6 +20,9 @@ const (
 	exitFailed = 1 // the command could not do what it was asked, or the tool failed
 	exitUsage  = 2 // the command line or the configuration is wrong
 )
+
+// endSignals end a command that waits.
+var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM}
 
 // usageError is a mistake on the command line.
 type usageError struct{ err error }
@@ -77,7 +81,10 @@ configuration is wrong.`,
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetHelpCommand(helpCommand(root))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), connectCommand(), psCommand(), callCommand(), configCommand(), versionCommand())
+	connect := connectCommand()
+	connect.ValidArgsFunction = completeServers
+	root.AddCommand(serveCommand(), connect, psCommand(), sessionsCommand(), toolsCommand(), callCommand(), restartCommand(), logsCommand(),
+		configCommand(), completionCommand(), versionCommand())
 	return root
 }
 

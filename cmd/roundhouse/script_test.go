@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
@@ -45,6 +48,7 @@ func TestScripts(t *testing.T) {
 			e.Setenv("ROUNDHOUSE_LISTEN", "127.0.0.1:0")
 			e.Setenv("ROUNDHOUSE_URL", "http://127.0.0.1:1") // where nobody listens, until serve
 			e.Values[servedKey{}] = &served{}
+			e.Values[watchedKey{}] = &background{}
 			return nil
 		},
 	})
@@ -103,10 +107,53 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 			ts.Fatalf("%s is %s", args[0], got)
 		}
 	},
+	// session ID SERVER opens an MCP client of a server in a session of that name.
+	"session": func(ts *testscript.TestScript, neg bool, args []string) { openSession(ts, args[0], args[1]) },
+	// watch COMMAND… runs a command that does not end by itself beside the script.
+	"watch": func(ts *testscript.TestScript, neg bool, args []string) {
+		*ts.Value(watchedKey{}).(*background) = *start(ts, nil, args[0], args[1:]...)
+	},
+	// sees REGEXP waits until that is in its output, and unwatch STATUS interrupts it and
+	// wants an exit status; unless it has ended by then.
+	"sees": func(ts *testscript.TestScript, neg bool, args []string) {
+		ts.Value(watchedKey{}).(*background).sees(ts, regexp.MustCompile("(?m)"+args[0]))
+	},
+	"unwatch": func(ts *testscript.TestScript, neg bool, args []string) {
+		status, err := strconv.Atoi(args[0])
+		ts.Check(err)
+		w := ts.Value(watchedKey{}).(*background)
+		_ = w.cmd.Process.Signal(os.Interrupt) // it may have ended
+		w.ended(ts, status)
+	},
+	// activate SOCKET ARGUMENTS… runs roundhouse as a service manager does that listens
+	// at the socket: a client waits there already, and is served.
+	"activate": func(ts *testscript.TestScript, neg bool, args []string) {
+		path := ts.MkAbs(args[0])
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		ts.Check(err)
+		l.SetUnlinkOnClose(false)
+		ts.Defer(func() { l.Close() })
+		f, err := l.File()
+		ts.Check(err)
+		defer f.Close()
+		early, err := net.Dial("unix", path)
+		ts.Check(err)
+		defer early.Close()
+		d := startDaemon(ts, f, "sh", append([]string{"-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec roundhouse "$@"`, "sh"}, args[1:]...)...)
+		*ts.Value(servedKey{}).(*served) = *d
+		ts.Check(early.SetDeadline(time.Now().Add(patience)))
+		_, err = io.WriteString(early, "GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+		ts.Check(err)
+		b, err := io.ReadAll(early)
+		ts.Check(err)
+		if !bytes.Contains(b, []byte("200 OK")) {
+			ts.Fatalf("the client that waited got %q", b)
+		}
+	},
 	// serve ARGUMENTS… runs roundhouse serve beside the script until halt, or the
 	// script's end, and lets ROUNDHOUSE_URL and ADDRESS name it.
 	"serve": func(ts *testscript.TestScript, neg bool, args []string) {
-		d := startDaemon(ts, "roundhouse", append([]string{"serve"}, args...)...)
+		d := startDaemon(ts, nil, "roundhouse", append([]string{"serve"}, args...)...)
 		*ts.Value(servedKey{}).(*served) = *d
 		ts.Setenv("ROUNDHOUSE_URL", d.url)
 		ts.Setenv("ADDRESS", strings.TrimPrefix(d.url, "http://"))
@@ -117,15 +164,24 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		d.stop(ts)
 		ts.Check(os.WriteFile(ts.MkAbs("serve.log"), []byte(d.log.String()), 0o600))
 	},
-	// examples runs the examples of every command's help. Those of serve run beside
-	// the script, on a free port.
+	// examples runs the examples of every command's help, with a session called review.
+	// Those that serve run beside the script, on a free port, and those that follow
+	// something until there is something.
 	"examples": func(ts *testscript.TestScript, neg bool, args []string) {
+		openSession(ts, "review", "everything")
 		for _, cmd := range allCommands(newRoot()) {
 			for line := range strings.Lines(cmd.Example) {
 				line = strings.TrimSpace(line)
 				ts.Logf("example: %s", line)
-				if cmd.Name() == "serve" {
-					startDaemon(ts, "sh", "-c", "exec "+strings.ReplaceAll(line, ":7420", ":0")).stop(ts)
+				if cmd.Name() == "serve" && !strings.Contains(line, "install") {
+					startDaemon(ts, nil, "sh", "-c", "exec "+strings.ReplaceAll(line, ":7420", ":0")).stop(ts)
+					continue
+				}
+				if strings.Contains(line, " -f ") {
+					w := start(ts, nil, "sh", "-c", "exec "+line)
+					w.sees(ts, regexp.MustCompile("."))
+					ts.Check(w.cmd.Process.Signal(os.Interrupt))
+					w.ended(ts, 0)
 					continue
 				}
 				ts.Check(ts.Exec("sh", "-c", line))
@@ -155,14 +211,40 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 	}
 }
 
-type servedKey struct{}
+// STYLE 20: the table of commands in the README is that of the program.
+func TestReadmeNamesEveryCommand(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cmd := range newRoot().Commands() {
+		if name := "`roundhouse " + cmd.Name(); cmd.IsAvailableCommand() && cmd.Name() != "help" && !strings.Contains(string(readme), name) {
+			t.Errorf("the README does not say %s", name)
+		}
+	}
+}
 
-// served is a roundhouse that serves beside a script.
-type served struct {
-	url    string
-	cmd    *exec.Cmd
-	log    *output
-	exited chan struct{}
+type (
+	servedKey  struct{}
+	watchedKey struct{}
+)
+
+// openSession opens an MCP client of a server in a session of a name.
+func openSession(ts *testscript.TestScript, id, server string) {
+	const hello = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"script","version":"1"}}}`
+	req, err := http.NewRequest("POST", ts.Getenv("ROUNDHOUSE_URL")+"/mcp/"+server, strings.NewReader(hello))
+	ts.Check(err)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Session-Id", id)
+	if token := ts.Getenv("ROUNDHOUSE_TOKEN"); token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	res, err := http.DefaultClient.Do(req)
+	ts.Check(err)
+	defer res.Body.Close()
+	if b, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 {
+		ts.Fatalf("initialize: %s %s, %v", res.Status, b, err)
+	}
 }
 
 // output is what a process has written so far.
@@ -183,7 +265,12 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-var serving = regexp.MustCompile(`(?m)^roundhouse: serving (\S+)$`)
+// background is a process beside a script.
+type background struct {
+	cmd    *exec.Cmd
+	log    *output // stdout and stderr
+	exited chan struct{}
+}
 
 // raceOptions keep a binary that looks for races from sleeping for a second whenever it
 // exits.
@@ -191,49 +278,80 @@ const raceOptions = "atexit_sleep_ms=0"
 
 const patience = 20 * time.Second
 
-func startDaemon(ts *testscript.TestScript, command string, args ...string) *served {
-	d := &served{log: &output{}, exited: make(chan struct{})}
+// start runs a command until the end of the script, with inherited as its descriptor 3.
+func start(ts *testscript.TestScript, inherited *os.File, command string, args ...string) *background {
+	b := &background{log: &output{}, exited: make(chan struct{})}
 	path, err := exec.LookPath(command)
 	ts.Check(err)
-	d.cmd = exec.Command(path, args...)
-	d.cmd.Env = []string{"GORACE=" + raceOptions}
-	d.cmd.Dir, d.cmd.Stderr, d.cmd.WaitDelay = ts.MkAbs("."), d.log, patience
-	for _, name := range []string{"PATH", "HOME", "ROUNDHOUSE_STATE_DIR", "ROUNDHOUSE_LISTEN", "ROUNDHOUSE_CONFIG", "ROUNDHOUSE_NO_POOL", "SERVER", "TOKEN_ADMIN", "TOKEN_GUEST"} {
-		d.cmd.Env = append(d.cmd.Env, name+"="+ts.Getenv(name))
+	b.cmd = exec.Command(path, args...)
+	b.cmd.Env = []string{"GORACE=" + raceOptions}
+	b.cmd.Dir, b.cmd.Stdout, b.cmd.Stderr, b.cmd.WaitDelay = ts.MkAbs("."), b.log, b.log, patience
+	if inherited != nil {
+		b.cmd.ExtraFiles = []*os.File{inherited}
 	}
-	ts.Check(d.cmd.Start())
+	for _, name := range []string{"PATH", "HOME", "ROUNDHOUSE_STATE_DIR", "ROUNDHOUSE_LISTEN", "ROUNDHOUSE_CONFIG", "ROUNDHOUSE_NO_POOL",
+		"ROUNDHOUSE_SOCKET", "ROUNDHOUSE_URL", "ROUNDHOUSE_TOKEN", "SERVER", "TOKEN_ADMIN", "TOKEN_GUEST"} {
+		b.cmd.Env = append(b.cmd.Env, name+"="+ts.Getenv(name))
+	}
+	ts.Check(b.cmd.Start())
 	go func() { // joined below
-		defer close(d.exited)
-		_ = d.cmd.Wait() // its state says all
+		defer close(b.exited)
+		_ = b.cmd.Wait() // its state says all
 	}()
 	ts.Defer(func() {
-		_ = d.cmd.Process.Kill() // it may have exited
-		<-d.exited
+		_ = b.cmd.Process.Kill() // it may have exited
+		<-b.exited
 	})
+	return b
+}
+
+// sees waits for something in the output, and returns what matches.
+func (b *background) sees(ts *testscript.TestScript, what *regexp.Regexp) []string {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		if m := serving.FindStringSubmatch(d.log.String()); m != nil {
-			d.url = m[1]
-			return d
+		if m := what.FindStringSubmatch(b.log.String()); m != nil {
+			return m
 		}
 		select {
-		case <-d.exited:
-			ts.Fatalf("roundhouse ended: %s\n%s", d.cmd.ProcessState, d.log)
+		case <-b.exited:
+			if m := what.FindStringSubmatch(b.log.String()); m != nil {
+				return m
+			}
+			ts.Fatalf("%s ended: %s\n%s", b.cmd, b.cmd.ProcessState, b.log)
 		default:
 		}
 		if time.Now().After(deadline) {
-			ts.Fatalf("roundhouse does not serve after %s:\n%s", patience, d.log)
+			ts.Fatalf("%s says no %s after %s:\n%s", b.cmd, what, patience, b.log)
 		}
 	}
 }
 
+// ended waits for the end and wants an exit status.
+func (b *background) ended(ts *testscript.TestScript, status int) {
+	select {
+	case <-b.exited:
+	case <-time.After(patience):
+		ts.Fatalf("%s does not end:\n%s", b.cmd, b.log)
+	}
+	if code := b.cmd.ProcessState.ExitCode(); code != status {
+		ts.Fatalf("%s ended with status %d, not %d:\n%s", b.cmd, code, status, b.log)
+	}
+}
+
+// served is a roundhouse that serves beside a script.
+type served struct {
+	*background
+	url string
+}
+
+var serving = regexp.MustCompile(`(?m)^roundhouse: serving (\S+)$`)
+
+func startDaemon(ts *testscript.TestScript, inherited *os.File, command string, args ...string) *served {
+	d := &served{background: start(ts, inherited, command, args...)}
+	d.url = d.sees(ts, serving)[1]
+	return d
+}
+
 func (d *served) stop(ts *testscript.TestScript) {
 	ts.Check(d.cmd.Process.Signal(syscall.SIGTERM))
-	select {
-	case <-d.exited:
-	case <-time.After(patience):
-		ts.Fatalf("roundhouse does not end:\n%s", d.log)
-	}
-	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
-		ts.Fatalf("roundhouse ended with status %d:\n%s", code, d.log)
-	}
+	d.ended(ts, 0)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,7 +22,7 @@ import (
 func serveCommand() *cobra.Command {
 	var o config.Options
 	var level, format string
-	var autostart bool
+	var autostart, install, uninstall, force bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon",
@@ -29,11 +30,28 @@ func serveCommand() *cobra.Command {
 sessions, at /mcp/NAME, and all of them together at /mcp.
 
 The first SIGINT or SIGTERM lets calls in flight finish (shutdown.grace), the
-second does not, the third ends at once.`,
+second does not, the third ends at once.
+
+With --install it does not serve, but writes the files by which the user's service
+manager runs it as this command line says: units of systemd (a service, and a socket
+that starts it when a local program needs it), or an agent of launchd. The servers'
+PATH is the one of now. --uninstall removes these files.`,
 		Example: `  roundhouse serve --config .mcp.json
-  roundhouse serve --config .mcp.json --listen 127.0.0.1:7420`,
+  roundhouse serve --config .mcp.json --listen 127.0.0.1:7420
+  roundhouse serve --config .mcp.json --install
+  roundhouse serve --uninstall`,
 		Args: arguments(0, 0, "no arguments; name the file with --config"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if install && uninstall || force && !install {
+				return usageError{errors.New("--install and --uninstall exclude each other, and --force goes with --install")}
+			}
+			if uninstall {
+				m, err := serviceManager(service{})
+				if err != nil {
+					return err
+				}
+				return m.uninstall(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
 			if autostart {
 				cmd.SetErr(&boundedLog{file: os.Stderr})
 			}
@@ -52,6 +70,17 @@ second does not, the third ends at once.`,
 				fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: %s\n", p)
 			}
 			collectLater()
+			if install {
+				s, err := newService(o, cfg, changed(cmd, "log-level", "log-format"))
+				if err != nil {
+					return err
+				}
+				m, err := serviceManager(s)
+				if err != nil {
+					return err
+				}
+				return m.install(cmd.Context(), force, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
 			ctx, hurry, stop := signals(cmd.Context(), cmd.ErrOrStderr())
 			defer stop()
 			return daemon.Run(ctx, hurry, daemon.Options{
@@ -69,9 +98,22 @@ second does not, the third ends at once.`,
 	f.BoolVar(&o.Overrides.NoPool, "no-pool", false, "give every session its own servers (also ROUNDHOUSE_NO_POOL=1)")
 	f.StringVar(&level, "log-level", "warn", "what to log: debug, info, warn or error")
 	f.StringVar(&format, "log-format", "text", "how to log: text or json")
+	f.BoolVar(&install, "install", false, "write the files of a service that serves so, and do not serve")
+	f.BoolVar(&uninstall, "uninstall", false, "remove the files that --install wrote, and do not serve")
+	f.BoolVar(&force, "force", false, "with --install, replace files that it did not write")
 	f.BoolVar(&autostart, "autostart", false, "started by connect: serve the socket, and end when idle")
 	_ = f.MarkHidden("autostart") // it exists
 	return cmd
+}
+
+// changed returns those of the flags that were given, as arguments.
+func changed(cmd *cobra.Command, names ...string) (args []string) {
+	for _, name := range names {
+		if f := cmd.Flag(name); f.Changed {
+			args = append(args, "--"+name+"="+f.Value.String())
+		}
+	}
+	return args
 }
 
 // boundedLog is the log file of a daemon that nobody watches. It begins anew when it
