@@ -14,8 +14,8 @@ type Line struct {
 	Text       string `json:"line"` // without a line end
 }
 
-// outputReader is a Link of which one can read on where one stopped; others cannot be
-// followed.
+// outputReader is a Link of which one can read on where one stopped, as all of ours are;
+// another one has nothing to follow.
 type outputReader interface {
 	// OutputAfter returns what the server wrote after the first offset bytes, as far
 	// as it is kept, and how many it wrote in all.
