@@ -190,11 +190,15 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 		}
 		switch e.state {
 		case Active, Draining:
-			if c := e.conn.Load(); c.ctx.Err() != nil {
-				p.lostLocked(e, c) // nobody who saw it end gets it again (S1)
-				continue
+			c := e.conn.Load()
+			if c.ctx.Err() == nil && !c.ending.Load() {
+				return p.attachLocked(h, e, w), nil
 			}
-			return p.attachLocked(h, e, w), nil
+			// Nobody who saw it end gets it again (S1).
+			if err := p.waitForEndLocked(ctx, e, c); err != nil {
+				return nil, err
+			}
+			continue
 		case Failed, Closed:
 			return nil, e.err
 		}
