@@ -26,6 +26,10 @@ type world struct {
 	mu    sync.Mutex
 	links []*link
 	delay time.Duration // before initialize is answered
+
+	// on takes a frame in the place of the server, on the goroutine that sends it, and
+	// reports whether it did. It is set before a server starts; nil takes none.
+	on func(l *link, f wire.Frame) bool
 }
 
 func server(name string) *config.Server {
@@ -111,6 +115,9 @@ func (l *link) Post(m *upstream.Message) {
 		panic(err)
 	}
 	l.take(f) // in the order of the sends
+	if l.w.on != nil && l.w.on(l, f) {
+		return
+	}
 	if f.Kind == wire.Request {
 		l.wg.Go(func() { l.answer(f) })
 	}
@@ -168,13 +175,18 @@ func (l *link) say(raw []byte) {
 	if err != nil {
 		panic(err)
 	}
+	l.tell(func(h upstream.Handler) { h.Frame(f, nil) })
+}
+
+// tell tells the connection something, unless the link has ended.
+func (l *link) tell(what func(h upstream.Handler)) {
 	var h upstream.Handler
 	select {
 	case h = <-l.handler:
 	case <-l.aborted:
 		return
 	}
-	h.Frame(f, nil)
+	what(h)
 	l.handler <- h
 }
 
