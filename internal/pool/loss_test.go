@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -206,6 +207,42 @@ func TestALossRightAfterTheStartIsNoLoop(t *testing.T) {
 		}
 		w.onLog = nil
 	})
+}
+
+// R1: a loss between the end of a dial and the moment when the entry takes it is not
+// missed, whichever of the two is looked at first.
+func TestALossAsTheDialEndsIsNotMissed(t *testing.T) {
+	for range 30 { // what waits for a lock gets it in any order
+		inWorld(t, defaults, func(w *world) {
+			w.lax = true
+			server, s := w.server("files")
+			s.set(func(s *script) { s.dialDelay = time.Second })
+			p := w.begin(context.Background(), w.pool.NewHolder("a"), want(server, nil))
+			synctest.Wait()
+
+			w.pool.mu.Lock() // the dial and the loss will both have to wait for this
+			time.Sleep(time.Second)
+			for w.asked(wire.ToolsList) == 0 {
+				runtime.Gosched()
+			}
+			for range 2000 {
+				runtime.Gosched()
+			}
+			w.proc().die("exit status 1")
+			for range 2000 {
+				runtime.Gosched()
+			}
+			w.pool.mu.Unlock()
+
+			synctest.Wait()
+			if i := w.only("files"); i.State != Failed {
+				t.Fatalf("its process is dead and the entry is %s", i.State)
+			}
+			if !p.ended() {
+				t.Error("the acquire goes on")
+			}
+		})
+	}
 }
 
 // R8: a dial that ends after its entry was given up is closed, and changes nothing.

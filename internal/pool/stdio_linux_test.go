@@ -3,6 +3,7 @@ package pool
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -27,6 +28,10 @@ func TestMain(m *testing.M) {
 
 // tagVar marks every process of a test in its environment, whatever becomes of it.
 const tagVar = "POOL_TEST_TAG"
+
+var run = rand.Text() // tells this run's processes from another's
+
+func tag(t *testing.T) string { return run + " " + t.Name() }
 
 // realPool is a pool whose servers are processes. At the end of the test it is
 // drained, and nothing that the test started may live.
@@ -54,7 +59,7 @@ func realPool(t *testing.T, c Config) *Pool {
 func bad(t *testing.T, switches ...string) *config.Server {
 	return &config.Server{
 		Name: "bad", Transport: config.Stdio, Command: badserver.Path(t), Args: switches,
-		Env:     map[string]secret.String{tagVar: secret.New(t.Name())},
+		Env:     map[string]secret.String{tagVar: secret.New(tag(t))},
 		Sharing: config.Shared, StartTimeout: 20 * time.Second,
 		CloseEOFWait: 200 * time.Millisecond, CloseTermWait: 200 * time.Millisecond, CloseKillWait: 5 * time.Second,
 	}
@@ -69,7 +74,7 @@ func tagged(t *testing.T) (commands []string) {
 	}
 	for _, dir := range dirs {
 		env, err := os.ReadFile(filepath.Join(dir, "environ"))
-		if err != nil || !bytes.Contains(append([]byte{0}, env...), []byte("\x00"+tagVar+"="+t.Name()+"\x00")) {
+		if err != nil || !bytes.Contains(append([]byte{0}, env...), []byte("\x00"+tagVar+"="+tag(t)+"\x00")) {
 			continue // gone meanwhile, or somebody else's
 		}
 		command, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
