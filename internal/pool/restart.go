@@ -23,7 +23,7 @@ type Restarted struct {
 // Restart ends and starts anew every connection of a server, at the same time;
 // attachments stay. Calls in flight are interrupted. A restart under way is waited
 // for instead of being doubled. The results are in the order of the indexes; without
-// a connection, or once the pool drains, there are none. ctx bounds the waiting, not
+// a connection, and so once the pool drains, there are none. ctx bounds the waiting, not
 // the restarts.
 func (p *Pool) Restart(ctx context.Context, name string) []Restarted {
 	begun := time.Now()
@@ -40,9 +40,6 @@ func (p *Pool) Restart(ctx context.Context, name string) []Restarted {
 func (p *Pool) restartAll(name string) []*entry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.drained {
-		return nil
-	}
 	var entries []*entry
 	for _, e := range p.entries {
 		if e.name == name {
