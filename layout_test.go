@@ -26,7 +26,7 @@ var arrows = map[string][]string{
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
-	"internal/session":  {"config", "fault", "mux", "pool", "wire"},
+	"internal/session":  {"config", "fault", "mux", "pool", "secret", "wire"},
 	"internal/pool":     {"config", "fault", "mux", "process", "secret", "upstream", "wire"},
 	"internal/mux":      {"fault", "upstream", "wire"},
 	"internal/upstream": {"sse", "wire"},

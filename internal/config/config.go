@@ -108,6 +108,7 @@ const (
 	Auto      Interactive = "auto"
 	Refuse    Interactive = "refuse"
 	Serialize Interactive = "serialize"
+	Dedicate  Interactive = "dedicate" // clients that can be asked get a connection of their session's own
 )
 
 // Server is one entry of mcpServers, expanded. Every field is either part of the
@@ -129,6 +130,9 @@ type Server struct {
 	// SSEFallback lets a server that does not speak Streamable HTTP be reached by the
 	// older HTTP with SSE: the file does not say which of the two it is.
 	SSEFallback bool
+	// ForwardHeaders are the names of headers of a client's initialize request that go
+	// to the remote server too, as part of the fingerprint (K1).
+	ForwardHeaders []string
 
 	Sharing               Sharing // never empty: defaults are applied (K7); Exclusive is treated as Session in this version
 	ShareAcrossPrincipals bool

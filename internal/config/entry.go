@@ -1,6 +1,8 @@
 package config
 
 import (
+	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -63,8 +65,8 @@ var entryObject = object[entry]{others: open, fields: []field[entry]{
 	}, {
 		name: "interactive",
 		doc: "What happens to a server's requests to its client: \"auto\" routes them while one client has calls in flight, \"refuse\" declares none upstream, " +
-			"\"serialize\" runs one client's calls at a time.",
-		kind: choice[entry, Interactive]{options: []Interactive{Auto, Refuse, Serialize}, at: func(e *entry) *Interactive { return &e.Interactive }},
+			"\"serialize\" runs one client's calls at a time, \"dedicate\" gives sessions whose client can be asked a connection of their own.",
+		kind: choice[entry, Interactive]{options: []Interactive{Auto, Refuse, Serialize, Dedicate}, at: func(e *entry) *Interactive { return &e.Interactive }},
 	}, {
 		name: "startTimeout",
 		doc:  "How long the server may take to start and answer the handshake.",
@@ -98,6 +100,10 @@ var entryObject = object[entry]{others: open, fields: []field[entry]{
 		aliases: []string{"include_tools", "enabled_tools"},
 		doc:     "The tools that sessions see and may call. Absent is all, empty is none.",
 		kind:    toolNames(func(e *entry) *[]string { return &e.IncludeTools }),
+	}, {
+		name: "forwardHeaders",
+		doc:  "Names of headers of a client's initialize request that go to the remote server too. Clients that send different ones do not share a connection.",
+		kind: list[entry, string]{at: func(e *entry) *[]string { return &e.ForwardHeaders }, item: forwardable, items: schema{"type": "string"}},
 	}, {
 		name:    "excludeTools",
 		aliases: []string{"exclude_tools", "disabled_tools"},
@@ -282,6 +288,29 @@ func toolNames(at func(*entry) *[]string) kind[entry] {
 	return list[entry, string]{at: at, item: (*reader).text, items: schema{"type": "string"}}
 }
 
+// forwardable reads the name of a header that may be passed on: the transport's own
+// may not.
+func forwardable(r *reader, n node) (string, bool) {
+	name, ok := r.text(n)
+	switch {
+	case !ok:
+		return "", false
+	case !isToken(name):
+		r.errorAt(n, "must be the name of a header, such as \"X-Tenant\"")
+		return "", false
+	case slices.Contains(transportHeaders, strings.ToLower(name)) || strings.HasPrefix(strings.ToLower(name), "mcp-"):
+		r.errorAt(n, "this header belongs to the transport and is never passed on")
+		return "", false
+	}
+	return http.CanonicalHeaderKey(name), true
+}
+
+// transportHeaders are about one connection or one body, in lower case.
+var transportHeaders = []string{
+	"accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host", "keep-alive",
+	"last-event-id", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-session-id",
+}
+
 // textMap is an object of strings that may be secrets.
 type textMap struct {
 	scheme  scheme
@@ -350,19 +379,19 @@ func envName(r *reader, m node) bool {
 
 // headerName checks the name of an HTTP header.
 func headerName(r *reader, m node) bool {
-	for i := range len(m.key) {
-		c := m.key[i]
-		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
-		if !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
-			r.errorAtKey(m, "is no name of an HTTP header")
-			return false
-		}
-	}
-	if m.key == "" {
+	if !isToken(m.key) {
 		r.errorAtKey(m, "is no name of an HTTP header")
 		return false
 	}
 	return true
+}
+
+// isToken reports whether a text is a token of HTTP (RFC 9110, section 5.6.2).
+func isToken(text string) bool {
+	return text != "" && !strings.ContainsFunc(text, func(c rune) bool {
+		letter := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9'
+		return !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", c)
+	})
 }
 
 // headerValue refuses what would end a header, wherever it came from.

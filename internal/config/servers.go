@@ -249,7 +249,7 @@ func (e *entry) combineCommand(r *reader, found seen) {
 	if !strings.ContainsAny(e.Command, `/\`) && strings.ContainsAny(e.Command, " \t") {
 		r.warnAtKey(found["command"], `names one program, but holds a space; write its arguments into "args"`)
 	}
-	e.warnUseless(r, found, "stdio", "headers", "env_http_headers", "bearer_token_env_var")
+	e.warnUseless(r, found, "stdio", "headers", "env_http_headers", "bearer_token_env_var", "forwardHeaders")
 	e.Headers = nil
 
 	dir, err := expandHome(e.Cwd, r.env)

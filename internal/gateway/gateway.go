@@ -398,7 +398,7 @@ func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller fron
 		fail(w, 0, f.ID(), errClosing)
 		return
 	}
-	hello := session.Hello{Principal: caller.Principal, Scope: r.PathValue("server"), Frame: f}
+	hello := session.Hello{Principal: caller.Principal, Scope: r.PathValue("server"), Frame: f, Header: r.Header.Values}
 	meta, err := f.Routing()
 	if err != nil {
 		g.malformed(w, err)

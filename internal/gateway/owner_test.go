@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/secret"
 	"roundhouse/internal/wire"
 )
 
@@ -297,6 +299,54 @@ func TestLogLevelsAreEachClientsOwn(t *testing.T) {
 		}
 		if got := w.proc("a").got(wire.LoggingSetLevel); len(got) != 2 || !strings.Contains(got[1], "debug") {
 			t.Errorf("the server got %q", got)
+		}
+	})
+}
+
+// M6: a dedicated server gives each session whose client can be asked a connection of
+// its own; those who cannot be asked share one.
+func TestADedicatedServer(t *testing.T) {
+	server := shared("a")
+	server.Interactive = config.Dedicate
+	inWorld(t, settings{}, []*config.Server{server}, func(w *world) {
+		for _, caps := range []string{`{}`, `{}`, `{"sampling":{}}`, `{"sampling":{}}`} {
+			if r := w.dialed("/mcp/a").post(hello(wire.Version20251125, caps)); r.status != 200 {
+				t.Fatal(r.body)
+			}
+		}
+		if n := len(w.all()); n != 3 {
+			t.Errorf("%d processes", n)
+		}
+	})
+}
+
+// K1, case 69: of a client's headers only those that the server wants go there, and
+// clients that send different ones do not share.
+func TestForwardedHeaders(t *testing.T) {
+	server := shared("a")
+	server.ForwardHeaders = []string{"X-Tenant"}
+	server.Headers = map[string]secret.String{"x-tenant": secret.New("nobody"), "X-Key": secret.New("k")}
+	inWorld(t, settings{}, []*config.Server{server}, func(w *world) {
+		for _, tenant := range []string{"red", "red", "blue", ""} {
+			p := w.dialed("/mcp/a")
+			r := p.request("POST", hello(wire.Version20251125, `{}`))
+			if tenant != "" {
+				r.Header.Set("X-Tenant", tenant)
+			}
+			r.Header.Set("Cookie", "secret=1")
+			if got := p.do(r); got.status != 200 {
+				t.Fatal(got.body)
+			}
+		}
+		got := map[string]int{}
+		for _, p := range w.all() {
+			for name, value := range p.server.Headers {
+				got[name+"="+value.Reveal()]++
+			}
+		}
+		want := map[string]int{"X-Tenant=red": 1, "X-Tenant=blue": 1, "x-tenant=nobody": 1, "X-Key=k": 3}
+		if !maps.Equal(got, want) {
+			t.Errorf("the servers got %v", got)
 		}
 	})
 }

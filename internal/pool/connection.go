@@ -121,7 +121,7 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 	c.mux = mux.New(mux.Config{
 		Server:     d.server.Name,
 		Generation: d.generation,
-		Policy:     mux.Policy(d.server.Interactive),
+		Policy:     policyOf(d.server),
 		Sole:       d.sole,
 		Post:       func(b []byte) { link.Post(upstream.NewMessage(b)) },
 		Changed:    c.listChanged,
@@ -151,6 +151,15 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 	}
 	close(c.opened)
 	return c, nil
+}
+
+// policyOf is the mux's policy: one that dedicates connections routes on each as Auto
+// does.
+func policyOf(s *config.Server) mux.Policy {
+	if s.Interactive == config.Dedicate {
+		return mux.Auto
+	}
+	return mux.Policy(s.Interactive)
 }
 
 // end ends the link. When it returns, calls in flight have got reason as their

@@ -41,6 +41,7 @@ var excluded = []string{
 	"Position", "DisabledReason", // where it stands, and whether
 	"Sharing",                      // only shared servers are looked up by fingerprint
 	"IncludeTools", "ExcludeTools", // each session filters for itself
+	"ForwardHeaders",       // their values are among Headers
 	"Description", "Trust", // for people and other hosts
 }
 

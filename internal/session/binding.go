@@ -15,8 +15,8 @@ import (
 )
 
 // bindKey tells a session's bindings apart: clients that declare different
-// capabilities do not share a connection (M3).
-type bindKey struct{ server, capabilities string }
+// capabilities, or whose headers go to the server, do not share a connection (M3, K1).
+type bindKey struct{ server, capabilities, forwarded string }
 
 // binding is a session's use of one server. It survives the loss of the connection,
 // and the session's sleep: the next call attaches anew.
@@ -35,6 +35,7 @@ type binding struct {
 
 // bind returns the session's binding for a server and a client's capabilities.
 func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
+	server = c.variant(server)
 	capabilities := c.capabilities
 	switch {
 	case server.Interactive == config.Refuse:
@@ -42,7 +43,7 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	case server.Sharing == config.Shared:
 		capabilities = c.shareable
 	}
-	k := bindKey{server.Name, string(capabilities)}
+	k := bindKey{server.Name, string(capabilities), c.forwarded(server)}
 	m := s.m
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
+	"roundhouse/internal/secret"
 	"roundhouse/internal/wire"
 )
 
@@ -29,10 +32,11 @@ type Stream interface {
 type Client struct {
 	id           string
 	session      *Session
-	scope        string // the server it talks to, or "" for all of them
-	capabilities []byte // canonical JSON object
-	shareable    []byte // the same without what a shared connection cannot keep
-	info         string // name and version of the client, for people
+	scope        string                   // the server it talks to, or "" for all of them
+	capabilities []byte                   // canonical JSON object
+	shareable    []byte                   // the same without what a shared connection cannot keep
+	header       map[string]secret.String // of its initialize request, what any server wants forwarded
+	info         string                   // name and version of the client, for people
 	created      time.Time
 	stream       Stream
 
@@ -69,6 +73,7 @@ type Hello struct {
 	Workspace string // the directory that the client works in, or ""
 	Scope     string // the server, or "" for the aggregate
 	Frame     wire.Frame
+	Header    func(name string) []string // looks into the request's header; nil without one
 	Stream    Stream
 	// AsksAfter is the number after which the ids of requests to the client begin. A
 	// client that continues another one, as a shim's does after a redial, must not take
@@ -95,6 +100,7 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 		return nil, mux.Pieces{}, err
 	}
 	c.session = s
+	c.keepHeader(h.Header)
 	defer s.exit()
 	m.mu.Lock()
 	if s.state != Active {
@@ -144,6 +150,62 @@ func (c *Client) readHello(f wire.Frame) error {
 		return &fault.Error{Reason: fault.BadRequest, Message: "the capabilities in initialize cannot be read: " + err.Error()}
 	}
 	return nil
+}
+
+// keepHeader keeps what servers want forwarded. Several lines of one name become one.
+func (c *Client) keepHeader(values func(name string) []string) {
+	if values == nil {
+		return
+	}
+	for _, server := range c.session.m.cfg.Servers {
+		for _, name := range server.ForwardHeaders {
+			if got := values(name); len(got) > 0 {
+				if c.header == nil {
+					c.header = map[string]secret.String{}
+				}
+				c.header[name] = secret.New(strings.Join(got, ", "))
+			}
+		}
+	}
+}
+
+// variant is the server as this client uses it: with the client's own headers, and on
+// a connection of its session's own if it can be asked and the server wants that (M6).
+func (c *Client) variant(server *config.Server) *config.Server {
+	own := server.Interactive == config.Dedicate && server.Sharing == config.Shared && string(c.shareable) != string(noCapabilities)
+	forwarded := c.forwarded(server) != ""
+	if !own && !forwarded {
+		return server
+	}
+	v := *server
+	if own {
+		v.Sharing = config.Session
+	}
+	if forwarded {
+		v.Headers = maps.Clone(server.Headers)
+		if v.Headers == nil {
+			v.Headers = map[string]secret.String{}
+		}
+		for _, name := range server.ForwardHeaders {
+			if value, ok := c.header[name]; ok {
+				maps.DeleteFunc(v.Headers, func(other string, _ secret.String) bool { return strings.EqualFold(other, name) })
+				v.Headers[name] = value
+			}
+		}
+	}
+	return &v
+}
+
+// forwarded tells apart the clients whose headers differ for a server; it is "" when
+// none goes to it.
+func (c *Client) forwarded(server *config.Server) string {
+	var key []byte
+	for _, name := range server.ForwardHeaders {
+		if value, ok := c.header[name]; ok {
+			key = append(append(append(key, wire.Quote(name)...), ':'), wire.Quote(value.Reveal())...)
+		}
+	}
+	return string(key)
 }
 
 // canonical spells a capability object in one way: sorted keys, no white space.
