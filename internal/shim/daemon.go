@@ -44,6 +44,10 @@ func (s *shim) hold() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.away = false
+	select {
+	case <-s.demand: // it is met
+	default:
+	}
 	for _, f := range s.queue {
 		s.stopLocked(f)
 	}

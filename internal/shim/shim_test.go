@@ -281,7 +281,7 @@ func TestADaemonThatIsAbsentForTenSeconds(t *testing.T) {
 	runFrom(t, socket.ErrNobody, func(t *testing.T, f *fixture) {
 		time.Sleep(500 * time.Millisecond)
 		f.send(hello)
-		time.Sleep(9 * time.Second)
+		time.Sleep(7 * time.Second) // dials are up to 2.5 s apart by now
 		f.quiet()
 		f.come()
 		l := f.accept()
@@ -439,6 +439,7 @@ func TestAHandshakeThatIsRefusedIsToldToThoseWhoWait(t *testing.T) {
 		time.Sleep(time.Minute) // a server may take its time to start
 		f.quiet()
 		f.send(request(3, "tools/call"))
+		synctest.Wait()
 		l.send(`{"jsonrpc":"2.0","id":0,"error":` + refusal + `}`)
 		l.wantEnd()
 		for id := 1; id <= 3; id++ {
