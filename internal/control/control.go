@@ -331,7 +331,7 @@ func (c *Control) owner(r *http.Request, caller front.Caller) (string, error) {
 		return others[0], nil
 	}
 	slices.Sort(others)
-	return "", fault.New(fault.BadRequest, "several principals have a session of this id; choose with ?principal= one of %s", strings.Join(others, ", "))
+	return "", fault.New(fault.BadRequest, "several principals have a session of this id; choose with ?principal= or --principal one of %s", strings.Join(others, ", "))
 }
 
 func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.Caller) {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"strings"
 	"testing"
@@ -147,7 +148,8 @@ func TestFollowedLogs(t *testing.T) {
 // A silent stream is kept alive, so that a reader can tell it from one that is cut.
 func TestFollowedLogsAreKeptAlive(t *testing.T) {
 	w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER"}}}`, func(c *control.Config) { c.KeepAlive = time.Millisecond })
-	res, err := http.Get(w.url + "/api/v1/servers/a/logs?follow=true")
+	client := &http.Client{Timeout: patience}
+	res, err := client.Get(w.url + "/api/v1/servers/a/logs?follow=true")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,6 +158,25 @@ func TestFollowedLogsAreKeptAlive(t *testing.T) {
 	if _, err := io.ReadFull(res.Body, b); err != nil || !bytes.HasPrefix(b, []byte(": ")) {
 		t.Errorf("%q, %v", b, err)
 	}
+}
+
+// A reader that leaves leaves nothing behind, also while there is nothing to send.
+func TestFollowEndsWithItsReader(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER"}}}`, func(c *control.Config) { c.KeepAlive = time.Hour })
+	ctx, leave := context.WithCancel(t.Context())
+	done := make(chan string)
+	go func() {
+		r := httptest.NewRequestWithContext(ctx, "GET", "http://localhost/api/v1/servers/a/logs?follow=true", nil)
+		w.front.ServeHTTP(httptest.NewRecorder(), r)
+		close(done)
+	}()
+	select {
+	case <-done:
+		t.Error("the stream ended by itself")
+	case <-time.After(20 * time.Millisecond):
+	}
+	leave()
+	receive(t, done)
 }
 
 // Case 63: who may not read a log may not follow it either, and what is wrong with the

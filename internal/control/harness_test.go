@@ -48,6 +48,7 @@ const auth = `"auth": {"tokens": [
 type world struct {
 	t        *testing.T
 	url      string
+	front    http.Handler // what is behind url
 	control  *control.Control
 	sessions *session.Manager
 }
@@ -76,7 +77,7 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 	for _, f := range change {
 		f(&c)
 	}
-	w := &world{t: t, sessions: sessions, control: control.New(c)}
+	w := &world{t: t, front: f, sessions: sessions, control: control.New(c)}
 	w.control.Register(f)
 	server := httptest.NewServer(f)
 	w.url = server.URL

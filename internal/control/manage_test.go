@@ -234,7 +234,7 @@ func TestSessionsOfOneIDBelongToTheirPrincipals(t *testing.T) {
 	}
 	for _, method := range []string{"GET", "DELETE"} {
 		r := w.send(root, method, "/api/v1/sessions/same", "")
-		if r.status != 400 || !strings.Contains(string(r.body), "?principal= one of alice, bob") {
+		if r.status != 400 || !strings.Contains(string(r.body), "?principal= or --principal one of alice, bob") {
 			t.Errorf("%s: %d %s", method, r.status, r.body)
 		}
 	}
