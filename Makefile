@@ -23,13 +23,16 @@ run: build $(CONFIG)
 test:
 	$(GO) test -race -timeout 10m ./...
 
-# interop runs official SDKs and official servers against the built binary.
-interop: build interop/node_modules/.package-lock.json
-	cd interop && ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) npm test --silent
-	ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) $(GO) test -tags interop -count=1 -timeout 10m ./interop/go/
+# interop runs official SDKs, official servers, the official conformance suite and real
+# agents against the built binary.
+SUITES := interop interop/conformance interop/agents
 
-interop/node_modules/.package-lock.json: interop/package-lock.json
-	cd interop && npm ci --no-audit --no-fund
+interop: build $(SUITES:%=%/node_modules/.package-lock.json)
+	for suite in $(SUITES); do (cd $$suite && ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) npm test --silent) || exit 1; done
+	ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) $(GO) test -tags interop -count=1 -timeout 10m ./interop/... ./internal/upstream/
+
+%/node_modules/.package-lock.json: %/package-lock.json
+	cd $* && npm ci --no-audit --no-fund --silent
 
 bench: build
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
@@ -39,11 +42,11 @@ lint:
 	test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
-	$(GO) vet -tags interop ./interop/...
+	$(GO) vet -tags interop ./interop/... ./internal/upstream/
 	GOOS=darwin $(GO) vet ./cmd/... ./internal/...
 	GOOS=windows $(GO) vet ./cmd/... ./internal/...
 	$(GO) tool staticcheck ./...
 	test -z "$$($(GO) fix -diff ./...)" || { $(GO) fix -diff ./...; exit 1; }
 
 clean:
-	rm -rf bin .roundhouse interop/node_modules
+	rm -rf bin .roundhouse $(SUITES:%=%/node_modules)
