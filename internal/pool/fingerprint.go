@@ -29,7 +29,7 @@ type identity struct {
 	InheritEnv   bool
 	URL          string
 	Headers      map[string]string
-	SSEFallback  bool `json:"sseFallback,omitempty"`
+	SSEFallback  bool
 	Interactive  config.Interactive
 	StartTimeout time.Duration
 	CallTimeout  time.Duration
