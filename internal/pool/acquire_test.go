@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -194,6 +195,9 @@ func TestADialThatTimesOutLeavesNoProcess(t *testing.T) {
 				f := fault.Of(p.err)
 				if f.Server != "slow" || f.Data["elapsedMs"] != int64(20_000) || w.started() > 0 && f.Data["stderr"] == nil {
 					t.Errorf("the error says %+v", f)
+				}
+				if lines := w.pool.Output("slow", 10)[w.only("slow").ID]; w.started() > 0 && !slices.Contains(lines, "installing") {
+					t.Errorf("while it ends its output is shown as %q", lines)
 				}
 				sleep(7 * time.Second)
 				if n := w.alive(); n > 0 {

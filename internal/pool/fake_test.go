@@ -38,7 +38,6 @@ type world struct {
 	dialing map[string]int // dials under way, by what is dialled
 
 	onLog func(line string) // set before anything is logged; may be nil
-	lax   bool              // the test holds the pool's lock itself
 }
 
 // inWorld runs test in a bubble. Afterwards nothing of the pool may be left: no
@@ -74,9 +73,6 @@ func (w *world) end() {
 // unlocked reports an error if the pool calls something that may be slow with its
 // lock held: others hold it for moments only.
 func (w *world) unlocked(what string) {
-	if w.lax {
-		return
-	}
 	for range 10_000_000 { // a second or more
 		if w.pool.mu.TryLock() {
 			w.pool.mu.Unlock()
