@@ -309,6 +309,8 @@ type exchange struct {
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when nothing runs for the exchange any more
 
+	answered bool // owned by the goroutine of the exchange: see remote.answered
+
 	written   chan struct{} // closed when the whole message was given to the network
 	writeOnce sync.Once
 }

@@ -56,9 +56,7 @@ type HTTP struct {
 	// Guarded by mu.
 	session string
 	version string
-	asking  int           // messages whose answer has not begun
-	settled chan struct{} // closed when none is, after the session was lost; nil before
-	open    int           // answers and streams that are being read
+	open    int // answers and streams that are being read
 }
 
 // NewHTTP returns a link. It sends nothing before the first Send, and delivers nothing
@@ -128,26 +126,23 @@ func (h *HTTP) headers(accept string) http.Header {
 
 // exchange sends a message and delivers what comes back.
 func (h *HTTP) exchange(x *exchange) {
-	h.count(&h.asking, 1)
 	header := h.headers(typeJSON + ", " + typeStream)
 	header["Content-Type"] = []string{typeJSON}
 	res, err := h.endpoint.do(x.ctx, request{method: http.MethodPost, header: header, body: x})
 	if err != nil {
 		h.unanswered(x, err)
-		h.count(&h.asking, -1)
 		return
 	}
 	if res.StatusCode >= 300 {
 		h.refused(x, res)
-		h.count(&h.asking, -1)
 		return
 	}
 	if x.message.Method == wire.MethodInitialize {
 		h.setSession(res.Header.Get(headerSession))
 	}
-	h.count(&h.open, 1)
-	h.count(&h.asking, -1)
+	h.countOpen(1)
 	if !x.isCall() {
+		h.answered(x)
 		skip(x, res)
 		h.release(res.Body)
 		return
@@ -158,17 +153,13 @@ func (h *HTTP) exchange(x *exchange) {
 // release closes the body of an answer that counts as open.
 func (h *HTTP) release(body io.Closer) {
 	body.Close()
-	h.count(&h.open, -1)
+	h.countOpen(-1)
 }
 
-// count changes asking or open.
-func (h *HTTP) count(what *int, by int) {
+func (h *HTTP) countOpen(by int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	*what += by
-	if h.asking == 0 && h.settled != nil && !isClosed(h.settled) {
-		close(h.settled)
-	}
+	h.open += by
 }
 
 // skip reads what comes instead of the answer to a notification, for a moment.
@@ -246,12 +237,13 @@ func (h *HTTP) forget(session string) {
 	if h.session != session || h.closing {
 		return
 	}
-	h.settled = make(chan struct{})
+	settled := make(chan struct{})
+	h.settled = settled // the message that found out is not answered yet
 	h.wg.Go(func() {
 		timeout := time.NewTimer(settleWait)
 		defer timeout.Stop()
 		select {
-		case <-h.settled:
+		case <-settled:
 		case <-timeout.C:
 		case <-h.ctx.Done():
 		}
@@ -302,6 +294,7 @@ func (h *HTTP) answer(x *exchange, res *http.Response) {
 		h.release(res.Body)
 		h.fail(x, err, true)
 	case kind == typeStream:
+		h.answered(x)
 		h.follow(x, res.Body)
 	default:
 		defer h.release(res.Body)

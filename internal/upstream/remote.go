@@ -49,6 +49,8 @@ type remote struct {
 	closing     bool                 // closed is closed
 	waiting     int                  // messages of Post that wait for a slot
 	calls       map[string]*exchange // in flight, by id
+	asking      int                  // messages that were taken and are not answered: see answered
+	settled     chan struct{}        // closed when there are none; nil if nobody waits for that
 	initialized chan struct{}        // closed when the server has taken that notification; nil before it is sent
 }
 
@@ -212,6 +214,7 @@ func (r *remote) launch(m *Message, slot bool) error {
 		r.waiting++
 	}
 	x := newExchange(r.ctx, m)
+	r.asking++
 	switch {
 	case m.Method == wire.Cancelled:
 		target := r.calls[withdrawn]
@@ -269,6 +272,7 @@ func (r *remote) transmit(x *exchange, wait bool) {
 // finish is the end of an exchange.
 func (r *remote) finish(x *exchange) {
 	x.cancel()
+	r.answered(x)
 	if x.isCall() {
 		r.mu.Lock()
 		if id := string(x.message.ID); r.calls[id] == x {
@@ -277,6 +281,23 @@ func (r *remote) finish(x *exchange) {
 		r.mu.Unlock()
 	}
 	close(x.done)
+}
+
+// answered notes that a message was answered, that its answer comes as a stream, which
+// may take hours, or that none comes; the second time it does nothing. It is called by the
+// goroutine of the exchange.
+func (r *remote) answered(x *exchange) {
+	if x.answered {
+		return
+	}
+	x.answered = true
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asking--
+	if r.asking == 0 && r.settled != nil {
+		close(r.settled)
+		r.settled = nil
+	}
 }
 
 // pass waits for a gate, but not for ever, and reports whether ctx still lives.

@@ -134,7 +134,7 @@ func (h *HTTP) get(ctx context.Context, lastID string) (*http.Response, error) {
 		res.Body.Close()
 		return nil, fmt.Errorf("GET %s: %w", shown(res.Request.URL), errNoStream)
 	}
-	h.count(&h.open, 1)
+	h.countOpen(1)
 	return res, nil
 }
 
