@@ -92,12 +92,16 @@ func (b *binding) attach(ctx context.Context) (*pool.Attachment, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.att == nil && b.err == nil {
-		return nil, errLostAgain
+		return nil, b.lostAgain()
 	}
 	return b.att, b.err
 }
 
-var errLostAgain = fault.New(fault.Interrupted, "the server ended as soon as it had started; the next call starts it anew")
+func (b *binding) lostAgain() *fault.Error {
+	err := fault.New(fault.Interrupted, "server %q ended as soon as it had started; the next call starts it anew", b.server.Name)
+	err.Server, err.Sent = b.server.Name, fault.SentNo
+	return err
+}
 
 func (b *binding) acquire(busy chan struct{}) {
 	holder, att, err := b.tryAcquire()
