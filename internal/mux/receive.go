@@ -50,22 +50,13 @@ func (m *Mux) Oversize(id []byte, kind wire.Kind, size, limit int64) {
 		m.cfg.Post(wire.ErrorReply(id, wire.ErrorObject(wire.InvalidRequest, "the request is too large")))
 		return
 	}
-	c := m.callOf(id)
-	if c == nil {
-		m.strays.Add(1)
-		return
+	method := "a call"
+	if c := m.callOf(id); c != nil {
+		method = c.method
 	}
-	err := fault.New(fault.TooLarge, "server %q answered %s with a message of %d bytes; the limit is %d", m.cfg.Server, c.method, size, limit)
+	err := fault.New(fault.TooLarge, "server %q answered %s with a message of %d bytes; the limit is %d", m.cfg.Server, method, size, limit)
 	err.Server, err.Generation, err.Sent = m.cfg.Server, m.cfg.Generation, fault.SentMaybe
-	m.mu.Lock()
-	if c.ended || c.waiting {
-		m.mu.Unlock()
-		m.strays.Add(1)
-		return
-	}
-	m.endLocked(c, false)
-	m.unlock()
-	c.out.Done(errorPieces(c.id0, err.RPC()))
+	m.Refuse(id, err)
 }
 
 func (m *Mux) callOf(id []byte) *Call {
