@@ -34,6 +34,7 @@ func (s *shim) read(ctx context.Context, end context.CancelCauseFunc) {
 		for _, raw := range raws { // a batch is taken apart, and answered one by one
 			s.take(raw)
 		}
+		s.write()
 		if !s.waitForRoom(ctx) {
 			return
 		}
@@ -51,8 +52,8 @@ func (s *shim) closeInput(end context.CancelCauseFunc) {
 		end(io.EOF)
 		return
 	}
-	signal(s.wake)
 	time.AfterFunc(parting, func() { end(io.EOF) })
+	s.write()
 }
 
 // waitForRoom waits until the queue is short enough.
@@ -111,7 +112,6 @@ func (s *shim) take(raw []byte) {
 	if s.away {
 		s.waitLocked(q)
 	}
-	signal(s.wake)
 }
 
 // waitLocked lets a request wait for a line, but not for ever.

@@ -21,20 +21,18 @@ func (s *shim) serve(ctx context.Context, line *Line) error {
 	defer line.Conn.Close() // whatever is wrong with it is why it was lost
 	in := line.lines()
 	s.hold()
-	if err := s.repeat(ctx, line, in); err != nil {
+	if err := s.repeat(line, in); err != nil {
 		return err
 	}
 	s.resume = line.Session
-	lost := make(chan struct{})
-	var writer sync.WaitGroup
 	s.mu.Lock()
 	s.line = line
 	s.mu.Unlock()
-	writer.Go(func() { s.write(line, lost) })
-	err := s.relay(ctx, in)
-	close(lost)
-	_ = line.Conn.Close() // the writer may be stuck
-	writer.Wait()
+	var waiting sync.WaitGroup
+	waiting.Go(s.write) // what came while there was no line
+	err := s.relay(in)
+	_ = line.Conn.Close() // whoever writes to it may be stuck
+	waiting.Wait()
 	return err
 }
 
@@ -54,7 +52,7 @@ func (s *shim) hold() {
 }
 
 // relay passes on what the daemon sends.
-func (s *shim) relay(ctx context.Context, in *relay.Lines) error {
+func (s *shim) relay(in *relay.Lines) error {
 	for {
 		raw, err := in.Next()
 		if tooLong, ok := errors.AsType[*relay.TooLong](err); ok {
@@ -65,7 +63,6 @@ func (s *shim) relay(ctx context.Context, in *relay.Lines) error {
 			return err
 		}
 		s.pass(raw)
-		s.out.wait(ctx.Done())
 	}
 }
 
@@ -80,10 +77,19 @@ func (s *shim) dropLong(e *relay.TooLong) {
 // pass hands one of the daemon's frames to the client, unless it is not for it.
 func (s *shim) pass(raw []byte) {
 	f, err := wire.Parse(raw)
-	if err == nil && !s.note(f) {
-		return
+	if err != nil || s.note(f) {
+		s.out.put(raw)
+		s.out.wait()
 	}
-	s.out.put(raw)
+	if f.Kind == wire.Response && s.isLeaving() {
+		s.write() // it may have been the last thing that the daemon owed
+	}
+}
+
+func (s *shim) isLeaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leaving
 }
 
 // note reads what a frame of the daemon changes, and reports whether it is for the
@@ -117,9 +123,6 @@ func (s *shim) note(f wire.Frame) bool {
 		} else if request != nil {
 			s.memories.answered(request.Frame, f)
 		}
-		if s.leaving && len(s.sent) == 0 {
-			signal(s.wake) // the writer closes the line
-		}
 		return !again
 	}
 	return true
@@ -145,54 +148,58 @@ func isStopping(f wire.Frame, method string) bool {
 		(e.Data.Sent == fault.SentNo || method == wire.MethodInitialize)
 }
 
-// write writes the client's frames to a line until it is lost. When the client has
-// closed its end, or the daemon is stopping and owes nothing more, it closes ours.
-func (s *shim) write(line *Line, lost <-chan struct{}) {
-	var buf []byte
-	for {
-		f, over := s.next(line)
-		if over {
-			s.hangUp(line)
-			return
-		}
-		if f == nil {
-			select {
-			case <-s.wake:
-				continue
-			case <-lost:
-				return
-			}
-		}
+// write writes what waits in the queue to the line, if there is one, unless somebody
+// does already; so a frame of the client's reaches the daemon without another goroutine
+// being woken. When the client has closed its end, or the daemon is stopping and owes
+// nothing more, it closes ours.
+func (s *shim) write() {
+	s.mu.Lock()
+	line := s.line
+	if line == nil || s.writing {
+		s.mu.Unlock()
+		return
+	}
+	s.writing = true
+	f, over := s.nextLocked()
+	for f != nil {
+		s.mu.Unlock()
 		signal(s.room)
-		var err error
-		if buf, err = writeLine(line.Conn, buf, f.Raw); err != nil {
+		err := s.writeLine(line.Conn, f.Raw)
+		s.mu.Lock()
+		if err != nil {
 			// The daemon has not got its end, so it has not read it at all.
-			s.unsend(f)
-			_ = line.Conn.Close() // the reader ends
-			return
+			delete(s.sent, string(f.ID()))
+			s.pushFrontLocked(f)
+			over = true // what it has sent still counts
+			break
 		}
+		f, over = s.nextLocked()
+	}
+	s.writing = false
+	s.idle.Broadcast()
+	s.mu.Unlock()
+	if over {
+		hangUp(line)
 	}
 }
 
-// writeLine writes a frame and a line end; small ones at once, from buf.
-func writeLine(w io.Writer, buf, raw []byte) ([]byte, error) {
+// writeLine writes a frame and a line end, small ones at once.
+func (s *shim) writeLine(w io.Writer, raw []byte) error {
 	if len(raw) < relay.BufferSize {
-		buf = append(append(buf[:0], raw...), '\n')
-		_, err := w.Write(buf)
-		return buf, err
+		s.buf = append(append(s.buf[:0], raw...), '\n')
+		_, err := w.Write(s.buf)
+		return err
 	}
 	if _, err := w.Write(raw); err != nil {
-		return buf, err
+		return err
 	}
 	_, err := w.Write([]byte{'\n'})
-	return buf, err
+	return err
 }
 
-// next takes the next frame for the line, or nil. A daemon that stops gets no new
+// nextLocked takes the next frame for the line, or nil. A daemon that stops gets no new
 // requests. over says that the line is to be closed.
-func (s *shim) next(line *Line) (f *frame, over bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *shim) nextLocked() (f *frame, over bool) {
 	i := 0
 	if s.leaving {
 		i = slices.IndexFunc(s.queue, func(f *frame) bool { return f.Kind != wire.Request })
@@ -208,24 +215,16 @@ func (s *shim) next(line *Line) (f *frame, over bool) {
 	return f, false
 }
 
-// unsend puts a frame that could not be written back.
-func (s *shim) unsend(f *frame) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f.Kind == wire.Request {
-		delete(s.sent, string(f.ID()))
-	}
-	s.pushFrontLocked(f)
-}
-
 // hangUp closes our direction of a line; the daemon then closes its own.
-func (s *shim) hangUp(line *Line) {
-	if half, ok := line.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
-		if line.Conn.SetReadDeadline(time.Now().Add(parting)) == nil {
-			return
-		}
+func hangUp(line *Line) {
+	half, ok := line.Conn.(interface{ CloseWrite() error })
+	if ok {
+		_ = half.CloseWrite() // it may be closed already
+		ok = line.Conn.SetReadDeadline(time.Now().Add(parting)) == nil
 	}
-	_ = line.Conn.Close() // there is no better way
+	if !ok {
+		_ = line.Conn.Close() // there is no better way
+	}
 }
 
 // errHandshake is the daemon's error answer to a handshake that was repeated.
@@ -244,19 +243,17 @@ func (e *errHandshake) Error() string {
 
 // repeat brings a new line to where the client believes to be: handshake,
 // log level and subscriptions, whose answers the client does not see.
-func (s *shim) repeat(ctx context.Context, line *Line, in *relay.Lines) error {
+func (s *shim) repeat(line *Line, in *relay.Lines) error {
 	s.mu.Lock()
 	m := s.memories
 	s.mu.Unlock()
 	if m.answer == nil {
 		return nil // the client's own handshake is still to come, or waits in the queue
 	}
-	var buf []byte
-	buf, err := writeLine(line.Conn, buf, m.hello.Raw)
-	if err != nil {
+	if err := s.writeLine(line.Conn, m.hello.Raw); err != nil { // nobody else writes yet
 		return fmt.Errorf("repeat the handshake: %w", err)
 	}
-	answer, err := s.awaitHello(ctx, in, string(m.hello.ID()))
+	answer, err := s.awaitHello(in, string(m.hello.ID()))
 	if err != nil {
 		if refused, ok := errors.AsType[*errHandshake](err); ok && !refused.stopping {
 			s.failWaiting(refused.object)
@@ -270,7 +267,7 @@ func (s *shim) repeat(ctx context.Context, line *Line, in *relay.Lines) error {
 	}
 	s.mu.Unlock()
 	for _, raw := range frames {
-		if buf, err = writeLine(line.Conn, buf, raw); err != nil {
+		if err := s.writeLine(line.Conn, raw); err != nil {
 			return fmt.Errorf("restore subscriptions: %w", err)
 		}
 	}
@@ -285,7 +282,7 @@ func (s *shim) repeat(ctx context.Context, line *Line, in *relay.Lines) error {
 }
 
 // awaitHello reads until the handshake is answered.
-func (s *shim) awaitHello(ctx context.Context, in *relay.Lines, id string) (result []byte, err error) {
+func (s *shim) awaitHello(in *relay.Lines, id string) (result []byte, err error) {
 	for {
 		raw, err := in.Next()
 		if err != nil {
@@ -294,7 +291,6 @@ func (s *shim) awaitHello(ctx context.Context, in *relay.Lines, id string) (resu
 		f, err := wire.Parse(raw)
 		if err != nil || f.Kind != wire.Response || string(f.ID()) != id {
 			s.pass(raw)
-			s.out.wait(ctx.Done())
 			continue
 		}
 		if f.ErrorSpan.Present() {

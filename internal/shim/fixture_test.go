@@ -40,6 +40,8 @@ type fixture struct {
 	mu      sync.Mutex
 	absent  error // of Dial, or nil
 	hang    bool  // dials take until they are given up
+	narrow  bool  // lines hold nothing on the way to the daemon
+	slow    bool  // nothing is held on the way to the client
 	lines   chan *line
 	dials   []time.Time
 	resumed []string
@@ -57,14 +59,14 @@ type line struct {
 // run runs a test in virtual time, with a shim that ends with it.
 func run(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	runFrom(t, nil, test)
+	runAs(t, &fixture{}, test)
 }
 
-// runFrom is run with what the first dials get.
-func runFrom(t *testing.T, absent error, test func(t *testing.T, f *fixture)) {
+// runAs is run with settings of the fixture: absent, narrow and slow.
+func runAs(t *testing.T, set *fixture, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		f := &fixture{t: t, absent: absent, lines: make(chan *line, 100), done: make(chan error, 1)}
+		f := &fixture{t: t, absent: set.absent, narrow: set.narrow, slow: set.slow, lines: make(chan *line, 100), done: make(chan error, 1)}
 		f.start()
 		defer func() {
 			f.cancel()
@@ -82,7 +84,11 @@ func (f *fixture) start() {
 	in, clientOut := io.Pipe()
 	clientIn, out := io.Pipe()
 	f.in = clientOut
-	f.out = relay.NewLines(bufio.NewReader(clientIn), 100<<20)
+	var reader io.Reader = clientIn
+	if !f.slow {
+		reader = roomy(clientIn)
+	}
+	f.out = relay.NewLines(bufio.NewReader(reader), 100<<20)
 	f.cfg.In, f.cfg.Out, f.cfg.Dial = in, out, f.dial
 	f.cfg.Start = func() error {
 		f.mu.Lock()
@@ -119,8 +125,48 @@ func (f *fixture) dial(ctx context.Context, resume string) (*shim.Line, error) {
 		return nil, f.absent
 	}
 	ours, theirs := net.Pipe()
-	f.lines <- &line{f.t, theirs, relay.NewLines(bufio.NewReader(theirs), 100<<20)}
+	var in io.Reader = theirs
+	if !f.narrow {
+		in = roomy(theirs)
+	}
+	f.lines <- &line{f.t, theirs, relay.NewLines(bufio.NewReader(in), 100<<20)}
 	return &shim.Line{Conn: ours, In: bufio.NewReader(ours), Session: fmt.Sprintf("session-%d", len(f.dials))}, nil
+}
+
+// chunks is what was read from a connection and is still to be read by the test.
+type chunks struct {
+	all  chan []byte
+	rest []byte
+}
+
+// roomy reads a connection as a socket does, which holds what nobody has read yet.
+func roomy(r io.Reader) io.Reader {
+	c := &chunks{all: make(chan []byte, 100_000)}
+	go func() { // ends with the connection
+		defer close(c.all)
+		for {
+			b := make([]byte, 4<<10)
+			n, err := r.Read(b)
+			if err != nil {
+				return
+			}
+			c.all <- b[:n]
+		}
+	}()
+	return c
+}
+
+func (c *chunks) Read(p []byte) (int, error) {
+	if len(c.rest) == 0 {
+		next, ok := <-c.all
+		if !ok {
+			return 0, io.EOF
+		}
+		c.rest = next
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
 }
 
 // leave lets dials fail from now on, come lets them succeed.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 )
 
 // maxUnwritten is how many bytes for the client may wait before nothing more is read
@@ -15,83 +16,92 @@ const maxUnwritten = 1 << 20
 // errOut says that the client cannot be written to.
 var errOut = errors.New("write to the client")
 
-// outbox is what waits to be written to the client. put never blocks; whoever reads
-// from the daemon calls wait after it.
+// outbox writes frames to the client. Whoever puts one and finds nobody writing writes
+// it, and whatever is put meanwhile, so that a frame reaches the client without another
+// goroutine being woken.
 type outbox struct {
-	w    *bufio.Writer
-	wake chan struct{} // something was put, or the box was closed
-	room chan struct{} // something was taken
+	w      *bufio.Writer   // of whoever writes
+	broken func(err error) // told an error of w, which wraps errOut
 
-	mu     sync.Mutex
-	frames [][]byte
-	bytes  int
-	closed bool
+	mu      sync.Mutex
+	quiet   *sync.Cond // nobody writes
+	writing bool
+	frames  [][]byte
+	bytes   int  // in frames, and being written
+	closed  bool // nothing is written any more
 }
 
-func newOutbox(w io.Writer) *outbox {
-	return &outbox{w: bufio.NewWriterSize(w, 16<<10), wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+func newOutbox(w io.Writer, broken func(err error)) *outbox {
+	o := &outbox{w: bufio.NewWriterSize(w, 16<<10), broken: broken}
+	o.quiet = sync.NewCond(&o.mu)
+	return o
 }
 
-// put adds a frame, without a line end. After close it is dropped.
+// put writes a frame, which has no line end, or leaves it to whoever is writing.
 func (o *outbox) put(raw []byte) {
 	o.mu.Lock()
-	if !o.closed {
-		o.frames = append(o.frames, raw)
-		o.bytes += len(raw)
+	defer o.mu.Unlock()
+	if o.closed {
+		return
 	}
-	o.mu.Unlock()
-	signal(o.wake)
-}
-
-// wait waits until there is room, or done is closed.
-func (o *outbox) wait(done <-chan struct{}) {
-	for {
-		o.mu.Lock()
-		full := o.bytes > maxUnwritten
-		o.mu.Unlock()
-		if !full {
-			return
-		}
-		select {
-		case <-o.room:
-		case <-done:
-			return
-		}
+	o.frames = append(o.frames, raw)
+	o.bytes += len(raw)
+	if o.writing {
+		return
 	}
-}
-
-// close lets run end when everything is written.
-func (o *outbox) close() {
-	o.mu.Lock()
-	o.closed = true
-	o.mu.Unlock()
-	signal(o.wake)
-}
-
-// run writes until the box is closed. The error, if the client cannot be written to,
-// is errOut.
-func (o *outbox) run() error {
-	for range o.wake {
-		o.mu.Lock()
-		frames, closed := o.frames, o.closed
+	o.writing = true
+	for len(o.frames) > 0 && !o.closed {
+		frames := o.frames
 		o.frames = nil
 		o.mu.Unlock()
-		n := 0
-		for _, raw := range frames {
-			_, _ = o.w.Write(raw) // Flush has the error
-			_ = o.w.WriteByte('\n')
-			n += len(raw)
-		}
-		if err := o.w.Flush(); err != nil {
-			return fmt.Errorf("%w: %w", errOut, err)
+		n, err := o.write(frames)
+		if err != nil {
+			o.broken(err)
 		}
 		o.mu.Lock()
 		o.bytes -= n
-		o.mu.Unlock()
-		signal(o.room)
-		if closed {
-			return nil
-		}
+		o.closed = o.closed || err != nil
 	}
-	return nil
+	o.writing = false
+	o.quiet.Broadcast()
+}
+
+func (o *outbox) write(frames [][]byte) (n int, err error) {
+	for _, raw := range frames {
+		_, _ = o.w.Write(raw) // Flush has the error
+		_ = o.w.WriteByte('\n')
+		n += len(raw)
+	}
+	if err := o.w.Flush(); err != nil {
+		return n, fmt.Errorf("%w: %w", errOut, err)
+	}
+	return n, nil
+}
+
+// wait waits while somebody else is writing and much is to be written.
+func (o *outbox) wait() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.writing && o.bytes > maxUnwritten && !o.closed {
+		o.quiet.Wait()
+	}
+}
+
+// close waits until nobody writes, but not longer than limit, and writes nothing from
+// then on.
+func (o *outbox) close(limit time.Duration) {
+	late := time.AfterFunc(limit, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.closed = true
+		o.quiet.Broadcast()
+	})
+	defer late.Stop()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.writing && !o.closed {
+		o.quiet.Wait()
+	}
+	o.closed = true
+	o.quiet.Broadcast()
 }

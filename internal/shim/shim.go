@@ -78,17 +78,20 @@ type shim struct {
 	resume string        // the session of the last line
 	delay  time.Duration // before the next dial
 
-	wake   chan struct{} // the queue has changed, or the client has closed its end
 	room   chan struct{} // the queue has become shorter
 	demand chan struct{} // a request waits for a line
 
+	buf []byte // of whoever has set writing
+
 	mu       sync.Mutex
-	line     *Line // that frames are written to, or nil
-	away     bool  // there is no daemon: requests wait for a limited time
-	leaving  bool  // the line's daemon is stopping: it gets no new requests
-	eof      bool  // the client has closed its end
-	wanted   bool  // a line is needed, not only wished for
-	cause    error // why there is no line
+	idle     *sync.Cond // writing has become false
+	writing  bool       // somebody writes to the line
+	line     *Line      // that frames are written to, or nil
+	away     bool       // there is no daemon: requests wait for a limited time
+	leaving  bool       // the line's daemon is stopping: it gets no new requests
+	eof      bool       // the client has closed its end
+	wanted   bool       // a line is needed, not only wished for
+	cause    error      // why there is no line
 	queue    []*frame
 	queued   int                 // bytes in the queue
 	sent     map[string]*frame   // requests in flight on the line, by raw id
@@ -107,7 +110,7 @@ type frame struct {
 
 // Run relays until the client closes its end or ctx ends, and returns nil then; an
 // error is that of Out, or ErrNoDaemon with its cause. A read of In may be left behind
-// when ctx ends, and a write of Out when nobody takes it: the process is about to end.
+// when ctx ends, and a write of Out that nobody takes: the process is about to end.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Wait <= 0 {
 		cfg.Wait = DefaultWait
@@ -116,10 +119,11 @@ func Run(ctx context.Context, cfg Config) error {
 		cfg.Say = func(string, ...any) {}
 	}
 	s := &shim{
-		cfg: cfg, out: newOutbox(cfg.Out), wanted: true, away: true,
-		wake: make(chan struct{}, 1), room: make(chan struct{}, 1), demand: make(chan struct{}, 1),
+		cfg: cfg, wanted: true, away: true,
+		room: make(chan struct{}, 1), demand: make(chan struct{}, 1),
 		sent: map[string]*frame{}, asked: map[string]struct{}{}, swallow: map[string]struct{}{},
 	}
+	s.idle = sync.NewCond(&s.mu)
 	var first *Line
 	if cfg.Fallback {
 		var err error
@@ -129,18 +133,22 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	written := make(chan struct{})
-	go func() { // joined below, unless nobody reads
-		defer close(written)
-		end(s.out.run())
-	}()
+	s.out = newOutbox(cfg.Out, end)
 	go s.read(ctx, end) // ends with In
-	s.run(ctx, first)
-	s.out.close()
+	over := make(chan struct{})
+	go func() { // joined below, unless the client takes nothing
+		defer close(over)
+		s.run(ctx, first)
+	}()
 	select {
-	case <-written:
-	case <-time.After(parting):
+	case <-over:
+	case <-ctx.Done():
+		select {
+		case <-over:
+		case <-time.After(parting):
+		}
 	}
+	s.out.close(parting)
 	if err := context.Cause(ctx); errors.Is(err, errOut) {
 		return err
 	}
@@ -248,6 +256,9 @@ func (s *shim) isWanted() bool {
 // stopped, or the client has closed its end. Nobody waits for anything then.
 func (s *shim) lose(why error, stopped bool) (over bool) {
 	s.mu.Lock()
+	for s.writing { // not for long: the line is closed
+		s.idle.Wait()
+	}
 	s.line, s.away, s.leaving = nil, true, false
 	s.cause, s.wanted = why, false
 	sent, asked := s.sent, s.asked
