@@ -229,6 +229,9 @@ func TestALossAsTheDialEndsIsNotMissed(t *testing.T) {
 			if !p.ended() {
 				t.Error("the acquire goes on")
 			}
+			if w.started() > 1 {
+				t.Errorf("%d processes were started: it would be tried for ever", w.started())
+			}
 		})
 	}
 }

@@ -161,7 +161,8 @@ var ErrReleased = errors.New("the session has ended or gone dormant")
 // Acquire attaches the holder to the connection that w asks for, dialling it if
 // none lives (S1, S2). It waits under ctx; a dial that nobody waits for any more
 // goes on. Errors: fault.Draining, fault.StartFailed, fault.StartTimeout,
-// ErrReleased, or the cause of ctx.
+// fault.Interrupted for a server that ended as soon as it had started, ErrReleased, or
+// the cause of ctx.
 func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 	p := h.pool
 	id := ""
@@ -171,6 +172,7 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var mine *entry // an unpooled entry is found through its holder only
+	waited := false // for a dial
 	for {
 		if p.drained {
 			return nil, drainingFault()
@@ -198,6 +200,9 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 			if err := p.waitForEndLocked(ctx, e, c); err != nil {
 				return nil, err
 			}
+			if waited {
+				return nil, c.loss // it ended as soon as it had started: no reason to try for ever
+			}
 			continue
 		case Failed, Closed:
 			return nil, e.err
@@ -208,6 +213,7 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 		if e.state.terminal() && e.err != nil {
 			return nil, e.err // the dial that we waited for failed: the same error for all
 		}
+		waited = true
 	}
 }
 
