@@ -19,9 +19,13 @@ const (
 // handshake, newest first. It must not be changed.
 var LegacyVersions = []string{Version20251125, Version20250618, Version20250326, Version20241105}
 
+// Versions lists all versions that roundhouse speaks, newest first. It must not be
+// changed.
+var Versions = append([]string{Version20260728}, LegacyVersions...)
+
 // KnownVersion reports whether roundhouse speaks the version, of either era.
 func KnownVersion(version string) bool {
-	return version == Version20260728 || slices.Contains(LegacyVersions, version)
+	return slices.Contains(Versions, version)
 }
 
 // The methods of requests.
@@ -57,6 +61,7 @@ const (
 	ResourcesListChanged = "notifications/resources/list_changed"
 	ResourceUpdated      = "notifications/resources/updated"
 	RootsListChanged     = "notifications/roots/list_changed"
+	Acknowledged         = "notifications/subscriptions/acknowledged"
 )
 
 // knownMethods gives the constant for a method's bytes, so that parsing a frame
@@ -68,7 +73,7 @@ var knownMethods = func() map[string]string {
 		ResourcesList, ResourcesTemplatesList, ResourcesRead, ResourcesSubscribe, ResourcesUnsubscribe,
 		SubscriptionsListen, LoggingSetLevel, CompletionComplete, SamplingCreate, ElicitationCreate, RootsList,
 		Initialized, Cancelled, Progress, Message, ToolsListChanged, PromptsListChanged,
-		ResourcesListChanged, ResourceUpdated, RootsListChanged,
+		ResourcesListChanged, ResourceUpdated, RootsListChanged, Acknowledged,
 	} {
 		m[method] = method
 	}
@@ -84,6 +89,19 @@ const (
 	InternalError  = -32603
 )
 
-// UnsupportedVersion is MCP's error code for a protocol version that the receiver
-// does not speak; its data lists those that it does.
-const UnsupportedVersion = -32022
+// The error codes of MCP, from 2026-07-28 on.
+const (
+	HeaderMismatch     = -32020 // a header is missing, malformed, or says something else than the body
+	MissingCapability  = -32021 // data.requiredCapabilities says what the client would have to declare
+	UnsupportedVersion = -32022 // data.supported lists the versions that the receiver speaks
+)
+
+// MetaPrefix begins the names in _meta that the protocol keeps to itself, from
+// 2026-07-28 on. Peers of older versions must not see them.
+const MetaPrefix = "io.modelcontextprotocol/"
+
+// Names in the _meta of what servers send, from 2026-07-28 on.
+const (
+	MetaServerInfo   = MetaPrefix + "serverInfo"
+	MetaSubscription = MetaPrefix + "subscriptionId"
+)

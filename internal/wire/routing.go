@@ -4,14 +4,17 @@ import "fmt"
 
 // The members of params._meta that roundhouse reads.
 const (
-	metaSession = "roundhouse/session"
-	metaToken   = "progressToken"
-	metaVersion = "io.modelcontextprotocol/protocolVersion"
+	metaSession      = "roundhouse/session"
+	metaToken        = "progressToken"
+	metaVersion      = MetaPrefix + "protocolVersion"
+	metaCapabilities = MetaPrefix + "clientCapabilities"
+	metaClient       = MetaPrefix + "clientInfo"
+	metaLevel        = MetaPrefix + "logLevel"
 )
 
 var (
 	paramNames = []string{"name", "uri", "_meta", "arguments", "requestId", "level", "cursor", "ref", "progressToken"}
-	metaNames  = []string{metaSession, metaToken, metaVersion}
+	metaNames  = []string{metaSession, metaToken, metaVersion, metaCapabilities, metaClient, metaLevel}
 )
 
 // Routing says where the values stand that decide where a frame goes. All spans are
@@ -29,12 +32,14 @@ type Routing struct {
 	// ProgressOf is params.progressToken, which a notifications/progress reports on.
 	ProgressOf Span
 
-	Meta            Span // params._meta
-	ProgressToken   Span // in _meta, by which a request asks for progress
-	ProtocolVersion Span // in _meta, from 2026-07-28 on
-	Session         Span // in _meta, the value of "roundhouse/session"
+	Meta          Span // params._meta
+	ProgressToken Span // in _meta, by which a request asks for progress
+	Session       Span // in _meta, the value of "roundhouse/session"
 	// SessionMember is what to cut to remove that member: it and one comma.
 	SessionMember Span
+
+	// In _meta, from 2026-07-28 on.
+	ProtocolVersion, ClientCapabilities, ClientInfo, LogLevel Span
 }
 
 // Routing finds the values in params that decide where the frame goes. Absent params,
@@ -103,6 +108,12 @@ func (f Frame) readMeta(r *Routing) error {
 			span = &r.ProgressToken
 		case metaVersion:
 			span = &r.ProtocolVersion
+		case metaCapabilities:
+			span = &r.ClientCapabilities
+		case metaClient:
+			span = &r.ClientInfo
+		case metaLevel:
+			span = &r.LogLevel
 		case metaSession:
 			span = &r.Session
 			r.SessionMember = cut(f.Raw, Member{KeySpan: w.key, Value: w.value})

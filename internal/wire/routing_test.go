@@ -18,7 +18,8 @@ func route(t *testing.T, params string) (Frame, Routing, error) {
 func TestRoutingFindsWhatDecidesWhereAFrameGoes(t *testing.T) {
 	f, r, err := route(t, `{ "name" : "n", "uri":"u", "arguments":{"name":1,"NAME":2}, "requestId":1.0, "level":"info", "cursor":"c", "ref":{"name":"r"},
 		"progressToken": "p", "other": {"_Meta":{}}, "_meta" : { "progressToken" : 9007199254740993, "roundhouse/session":"s",
-		"io.modelcontextprotocol/protocolVersion":"2026-07-28", "x":{"ProgressToken":1} } }`)
+		"io.modelcontextprotocol/protocolVersion":"2026-07-28", "io.modelcontextprotocol/clientCapabilities":{"x":1.0},
+		"io.modelcontextprotocol/clientInfo":{"name":"n"}, "io.modelcontextprotocol/logLevel":"debug", "x":{"ProgressToken":1} } }`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,6 +31,7 @@ func TestRoutingFindsWhatDecidesWhereAFrameGoes(t *testing.T) {
 		{"name", r.Name, `"n"`}, {"uri", r.URI, `"u"`}, {"arguments", r.Arguments, `{"name":1,"NAME":2}`}, {"requestId", r.RequestID, `1.0`},
 		{"level", r.Level, `"info"`}, {"cursor", r.Cursor, `"c"`}, {"ref", r.Ref, `{"name":"r"}`}, {"progressOf", r.ProgressOf, `"p"`},
 		{"progressToken", r.ProgressToken, `9007199254740993`}, {"session", r.Session, `"s"`}, {"version", r.ProtocolVersion, `"2026-07-28"`},
+		{"capabilities", r.ClientCapabilities, `{"x":1.0}`}, {"client", r.ClientInfo, `{"name":"n"}`}, {"logLevel", r.LogLevel, `"debug"`},
 	} {
 		if got := string(c.span.Of(f.Raw)); got != c.want {
 			t.Errorf("%s is %q, want %q", c.what, got, c.want)
@@ -60,6 +62,8 @@ func TestRoutingRefusesDuplicatesAndVariants(t *testing.T) {
 	for _, params := range []string{
 		`{"name":"safe","name":"rm"}`, `{"name":"safe","NAME":"rm"}`, `{"NAME":"rm"}`, `{"name":"safe","n\u0061me":"rm"}`, `{"\u006eame":"rm"}`,
 		`{"uri":"a","uri":"b"}`, `{"URI":"a"}`, `{"arguments":{},"arguments":{}}`, `{"Arguments":{}}`, `{"argumentſ":{}}`,
+		`{"_meta":{"io.modelcontextprotocol/logLevel":"debug","io.modelcontextprotocol/logLevel":"info"}}`,
+		`{"_meta":{"io.modelcontextprotocol/ClientInfo":{}}}`, `{"_meta":{"io.modelcontextprotocol\/clientCapabilities":{}}}`,
 		`{"_meta":{},"_meta":{}}`, `{"_META":{}}`, `{"\u005fmeta":{}}`, `{"requestid":1}`, `{"requestId":1,"requestId":1}`, `{"Level":1}`, `{"Cursor":1}`, `{"Ref":1}`,
 		`{"progresstoken":1}`,
 		`{"_meta":{"progressToken":1,"progressToken":2}}`, `{"_meta":{"progresstoken":1}}`, `{"_meta":{"progressTo\u212Aen":1}}`, `{"_meta":{"progressToKen":1}}`,

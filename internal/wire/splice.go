@@ -77,6 +77,26 @@ func Elements(arr []byte) iter.Seq2[Span, error] {
 	}
 }
 
+// Keep returns the object that obj is with only those members that keep lets through,
+// each spelled as it was. An error is a *ParseFailure.
+func Keep(obj []byte, keep func(key string) bool) ([]byte, error) {
+	out := make([]byte, 0, len(obj))
+	out = append(out, '{')
+	for m, err := range Members(obj) {
+		if err != nil {
+			return nil, err
+		}
+		if !keep(m.Key) {
+			continue
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(out, obj[m.KeySpan.Start:m.Value.End]...)
+	}
+	return append(out, '}'), nil
+}
+
 // CutMember returns the range of obj to delete so that m is gone and the rest is
 // still valid JSON: the member, and one comma beside it. It is for one member; of two
 // neighbours the ranges may overlap.

@@ -191,3 +191,17 @@ func TestTextAndQuote(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 }
+
+func TestKeepLeavesTheMembersAsTheyAreSpelled(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{`{}`, `{}`}, {` { "x" : 1 } `, `{}`}, {`{"a":1}`, `{"a":1}`}, {`{"x":1,"a" : 1.0 , "x":{},"\u0062":[ ],"\u0078":2}`, `{"a" : 1.0,"\u0062":[ ]}`},
+	} {
+		got, err := Keep([]byte(c.in), func(key string) bool { return key != "x" })
+		if err != nil || string(got) != c.want {
+			t.Errorf("%s: got %s, %v, want %s", c.in, got, err, c.want)
+		}
+	}
+	if _, err := Keep([]byte(`{"a":}`), func(string) bool { return true }); err == nil {
+		t.Error("broken JSON was taken")
+	}
+}

@@ -124,7 +124,7 @@ func Quote(s string) []byte {
 
 // maxVariant is how long a spelling of the longest guarded name can be: every
 // letter as an escape of six bytes.
-const maxVariant = 6 * len(metaVersion)
+const maxVariant = 6 * len(metaCapabilities)
 
 // variantOf returns the one of names that a member's name, a valid literal without
 // its quotes, spells with escapes or in another case, or "". Names that were spelled
