@@ -97,6 +97,10 @@ var errSlow = fault.New(fault.StartTimeout, "the server takes longer to start th
 
 // tellWhenThere sends list_changed when a slow server has come and has the list.
 func (s *Session) tellWhenThere(c *Client, b *binding, kind pool.Kind) {
+	if c.visitor != nil {
+		s.tellListeners(b, kind)
+		return
+	}
 	c.mu.Lock()
 	waiting := c.awaited[b]
 	if !waiting {
@@ -115,9 +119,7 @@ func (s *Session) tellWhenThere(c *Client, b *binding, kind pool.Kind) {
 		delete(c.awaited, b)
 		c.mu.Unlock()
 		if err == nil {
-			for _, l := range []mux.List{mux.Tools, mux.Prompts, mux.Resources} {
-				c.listChanged(l)
-			}
+			c.listsChanged()
 		}
 	})
 }

@@ -31,6 +31,7 @@ type binding struct {
 	busy     chan struct{} // closed when the acquire under way has ended
 	released bool
 	peers    map[*Client]*peer
+	awaited  bool // by a list for visitors, from which it was left out
 }
 
 // bind returns the session's binding for a server and a client's capabilities.

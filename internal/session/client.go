@@ -28,7 +28,8 @@ type Stream interface {
 	End(why *fault.Error)
 }
 
-// Client is one MCP peer of ours: one handshake, its ids and its streams (M0).
+// Client is one MCP peer of ours: one handshake, its ids and its streams (M0), or one
+// request of a version without handshakes.
 type Client struct {
 	id           string
 	session      *Session
@@ -39,7 +40,9 @@ type Client struct {
 	info         string                   // name and version of the client, for people
 	created      time.Time
 	stream       Stream
+	visitor      *visitor // nil for a client with a handshake
 
+	entered atomic.Bool            // the session, for the one request of a visitor
 	version atomic.Pointer[string] // negotiated; it may become older during Initialize
 
 	mu      sync.Mutex
@@ -311,6 +314,13 @@ func (c *Client) listChanged(l mux.List) {
 	c.push(mux.Pieces{listChangedFrames[l]})
 }
 
+// listsChanged says that all lists changed.
+func (c *Client) listsChanged() {
+	for _, l := range []mux.List{mux.Tools, mux.Prompts, mux.Resources} {
+		c.listChanged(l)
+	}
+}
+
 // end settles everything that waits for the client and closes its stream.
 func (c *Client) end(why *fault.Error) {
 	c.mu.Lock()
@@ -350,6 +360,10 @@ func (a *asked) stop() {
 // ask passes a server's request on, with an id and progress token of ours: two
 // servers may use the same ones (M7).
 func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
+	if c.visitor != nil {
+		a.Fail(wire.MethodNotFound, "the client speaks "+wire.Version20260728+", in which it cannot be asked during a call; roundhouse does not bridge that yet")
+		return
+	}
 	r, err := a.Frame.Routing()
 	if err != nil {
 		a.Fail(wire.InvalidParams, err.Error())

@@ -86,7 +86,7 @@ func (k *call) Done(p mux.Pieces) {
 		on(isResult(p))
 	}
 	k.out.Done(p)
-	k.c.session.exit()
+	k.c.exit()
 }
 
 func isResult(p mux.Pieces) bool {
@@ -156,14 +156,14 @@ func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
 		s.ping(f, out)
 		return
 	}
-	if err := s.enter(); err != nil {
+	if err := c.enter(); err != nil {
 		out.Done(failure(f.ID(), err))
 		return
 	}
 	k, err := c.begin(f, out)
 	if err != nil {
 		out.Done(failure(f.ID(), err))
-		s.exit()
+		c.exit()
 		return
 	}
 	r, err := f.Routing()
@@ -186,6 +186,21 @@ func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
 		} else {
 			s.single(k, f, r)
 		}
+	}
+}
+
+// enter enters the client's session for a request; a visitor has done so already.
+func (c *Client) enter() error {
+	if c.visitor != nil {
+		return nil
+	}
+	return c.session.enter()
+}
+
+// exit is the end of what enter began.
+func (c *Client) exit() {
+	if c.visitor == nil {
+		c.session.exit()
 	}
 }
 
@@ -298,6 +313,9 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 		k.mu.Unlock()
 		if done {
 			return nil
+		}
+		if err := p.admit(att, f, r); err != nil {
+			return err
 		}
 		mc, err := p.do(att, f, r, k)
 		if mc != nil {

@@ -191,9 +191,12 @@ func (s *Session) enterLocked() (begin func()) {
 
 // exit ends a request.
 func (s *Session) exit() {
-	m := s.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	s.exitLocked()
+}
+
+func (s *Session) exitLocked() {
 	s.inFlight--
 	s.lastActivity = time.Now()
 	if s.inFlight > 0 {

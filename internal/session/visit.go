@@ -1,0 +1,349 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/wire"
+)
+
+// Clients of protocol version 2026-07-28 shake no hands: each request brings all that
+// there is to know of its sender, and is a client of its own from its arrival to its
+// answer (M0). So two requests never share ids, log levels or subscriptions, whoever
+// sent them. What is kept between them, the connections, belongs to their session.
+
+// StatelessSession is the id of the session for the requests of a principal that name
+// none and declare nothing. Those that declare something have one for each set of
+// capabilities, of which a digest follows this prefix.
+const StatelessSession = "stateless"
+
+// Visit is what a request without a handshake brings.
+type Visit struct {
+	Principal    string
+	Session      string          // the name of its session, or ""
+	Workspace    string          // the directory of a session that the request begins, or ""; only with Session
+	Scope        string          // the server, or "" for the aggregate
+	Info         string          // name and version of the client, for people
+	Capabilities json.RawMessage // as declared: an object
+	LogLevel     []byte          // JSON string of the least severe level to be told, or nil for no log messages
+	Stream       Stream          // of a request that listens, else nil
+	// Vet is shown a tool as its server lists it, before the tool is called. Its error
+	// is the answer then. nil lets every call through.
+	Vet func(tool []byte) error
+}
+
+// visitor is what a Client has of its Visit.
+type visitor struct {
+	level []byte // params of logging/setLevel, or nil
+	vet   func(tool []byte) error
+}
+
+// Visit makes the client of one request and enters its session for it. Client.Leave
+// must be called when the request has been answered, or its sender is gone.
+func (m *Manager) Visit(v Visit) (*Client, error) {
+	if err := m.Serves(v.Scope); err != nil {
+		return nil, err
+	}
+	capabilities, err := unasked(v.Capabilities)
+	if err != nil {
+		return nil, fault.New(fault.BadRequest, "the client's capabilities cannot be read: %w", err)
+	}
+	c := &Client{
+		id: NewID(), scope: v.Scope, capabilities: capabilities, shareable: capabilities, info: v.Info,
+		created: time.Now(), stream: v.Stream, calls: map[string]*call{}, visitor: &visitor{vet: v.Vet},
+	}
+	if v.LogLevel != nil {
+		c.visitor.level = append(append([]byte(`{"level":`), v.LogLevel...), '}')
+	}
+	c.version.Store(new(wire.Version20260728))
+	c.session, err = m.open(v.Principal, v.Session, statelessID(capabilities), v.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	c.entered.Store(true)
+	s := c.session
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.state != Active {
+		s.exitLocked()
+		return nil, s.cause
+	}
+	s.clients[c] = struct{}{}
+	return c, nil
+}
+
+// statelessID is the id of the session for requests that name none.
+func statelessID(capabilities []byte) string {
+	if bytes.Equal(capabilities, noCapabilities) {
+		return StatelessSession
+	}
+	sum := sha256.Sum256(capabilities)
+	return StatelessSession + "-" + hex.EncodeToString(sum[:4])
+}
+
+// unasked spells capabilities in one way, without those by which servers would ask
+// the client something during a call, or hand out tasks: on a connection with a
+// handshake neither can reach it (M6, M8).
+func unasked(raw json.RawMessage) ([]byte, error) {
+	var v map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"sampling", "elicitation", "roots", "tasks"} {
+		delete(v, name)
+	}
+	var extensions map[string]json.RawMessage
+	if json.Unmarshal(v["extensions"], &extensions) == nil {
+		delete(extensions, wire.MetaPrefix+"tasks")
+		delete(v, "extensions")
+		if len(extensions) > 0 {
+			b, err := json.Marshal(extensions)
+			if err != nil {
+				return nil, err
+			}
+			v["extensions"] = b
+		}
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return canonical(b, true)
+}
+
+// Leave ends a client that Visit made: what is left of its request is cancelled at
+// the server. The second time it does nothing.
+func (c *Client) Leave() {
+	s, m := c.session, c.session.m
+	m.mu.Lock()
+	delete(s.clients, c)
+	m.mu.Unlock()
+	c.end(errEnded)
+	m.mu.Lock()
+	bound := s.order // what a request binds from now on sees that the client has gone
+	m.mu.Unlock()
+	for _, b := range bound {
+		b.leave(c, errEnded)
+	}
+	c.settle()
+}
+
+// settle ends the client's request, if that has not been done.
+func (c *Client) settle() {
+	if c.entered.CompareAndSwap(true, false) {
+		c.session.exit()
+	}
+}
+
+// admit vets a request of a visitor, and tells the server the log level that it wants,
+// before the request goes there.
+func (p *peer) admit(att *pool.Attachment, f wire.Frame, r wire.Routing) error {
+	v := p.c.visitor
+	if v == nil {
+		return nil
+	}
+	if v.vet != nil && f.Method == wire.ToolsCall {
+		if err := v.vetTool(att.Peek(pool.Tools), r.Name.Of(f.Raw)); err != nil {
+			return err
+		}
+	}
+	if v.level == nil {
+		return nil
+	}
+	h, err := att.Handshake(p.b.s.ctx)
+	if err != nil || !h.Has("logging") {
+		return err
+	}
+	set, r, err := newRequest([]byte("0"), wire.LoggingSetLevel, v.level)
+	if err != nil {
+		return err
+	}
+	_, err = p.do(att, set, r, nobody{})
+	return err
+}
+
+func (v *visitor) vetTool(tools *pool.Listing, literal []byte) error {
+	name, err := wire.Text(literal)
+	if err != nil || tools == nil {
+		return nil // the server says what it thinks of that
+	}
+	for _, it := range tools.Items {
+		if it.Key == name {
+			return v.vet(it.Raw)
+		}
+	}
+	return nil
+}
+
+// newRequest makes a request of our own.
+func newRequest(id []byte, method string, params []byte) (wire.Frame, wire.Routing, error) {
+	f, err := wire.Parse(wire.NewRequest(id, method, params))
+	if err != nil {
+		return f, wire.Routing{}, err
+	}
+	r, err := f.Routing()
+	return f, r, err
+}
+
+// Discover answers server/discover (M3, M8): for one server from its answer to our
+// initialize, for the aggregate with ours. ctx bounds the waiting for a server that
+// starts.
+func (c *Client) Discover(ctx context.Context) ([]byte, error) {
+	hand := c.ownHandshake()
+	if c.scope != "" {
+		_, h, err := c.meet(ctx)
+		if err != nil {
+			return nil, err
+		}
+		hand = h.Result
+	}
+	return discovered(hand)
+}
+
+// meet attaches to the client's one server.
+func (c *Client) meet(ctx context.Context) (*binding, *pool.Handshake, error) {
+	server, err := c.session.m.server(c.scope)
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := c.session.bind(c, server)
+	if err != nil {
+		return nil, nil, err
+	}
+	b.peer(c)
+	var h *pool.Handshake
+	err = b.with(ctx, func(att *pool.Attachment) error {
+		h, err = att.Handshake(ctx)
+		return err
+	})
+	return b, h, err
+}
+
+// discovered turns the result of an initialize request into one of server/discover.
+func discovered(hand []byte) ([]byte, error) {
+	versions, err := json.Marshal(wire.Versions)
+	if err != nil {
+		panic(err) // strings
+	}
+	out := append(append([]byte(`{"resultType":"complete","supportedVersions":`), versions...), `,"ttlMs":0,"cacheScope":"private"`...)
+	capabilities := noCapabilities
+	for m, err := range wire.Members(hand) {
+		if err != nil {
+			return nil, err
+		}
+		value := m.Value.Of(hand)
+		switch m.Key {
+		case "capabilities":
+			// Legacy tasks are not those of this version, and are not bridged.
+			if capabilities, err = wire.Keep(value, func(key string) bool { return key != "tasks" }); err != nil {
+				return nil, err
+			}
+		case "instructions":
+			out = append(append(out, `,"instructions":`...), value...)
+		case "serverInfo":
+			out = append(append(out, `,"_meta":{"`+wire.MetaServerInfo+`":`...), value...)
+			out = append(out, '}')
+		}
+	}
+	out = append(append(out, `,"capabilities":`...), capabilities...)
+	return append(out, '}'), nil
+}
+
+// Watch is what a client wants to hear of with subscriptions/listen, or will.
+type Watch struct {
+	Tools, Prompts, Resources bool     // changes of the list
+	URIs                      []string // of resources
+}
+
+// Listen subscribes the client, whose Stream is told from then on, and returns what it
+// will hear of: what the server does not announce, or does not let it subscribe to, is
+// left out. ctx bounds the waiting. The request counts as over then, so that one that
+// listens keeps its session no more awake than a stream does (N3).
+func (c *Client) Listen(ctx context.Context, want Watch) (Watch, error) {
+	defer c.settle()
+	granted := Watch{Tools: want.Tools, Prompts: want.Prompts, Resources: want.Resources}
+	if c.scope == "" {
+		if _, err := c.session.members(c); err != nil {
+			return Watch{}, err
+		}
+	} else {
+		_, h, err := c.meet(ctx)
+		if err != nil {
+			return Watch{}, err
+		}
+		granted.Tools = want.Tools && announces(h, "tools")
+		granted.Prompts = want.Prompts && announces(h, "prompts")
+		granted.Resources = want.Resources && announces(h, "resources")
+	}
+	replies := make([]settled, len(want.URIs))
+	for i, uri := range want.URIs {
+		replies[i] = make(settled, 1)
+		params := append(append([]byte(`{"uri":`), wire.Quote(uri)...), '}')
+		f, _, err := newRequest(strconv.AppendInt(nil, int64(i), 10), wire.ResourcesSubscribe, params)
+		if err != nil {
+			return Watch{}, err
+		}
+		c.session.Do(c, f, replies[i])
+	}
+	for i, uri := range want.URIs {
+		select {
+		case ok := <-replies[i]:
+			if ok {
+				granted.URIs = append(granted.URIs, uri)
+			}
+		case <-ctx.Done():
+			return Watch{}, context.Cause(ctx)
+		}
+	}
+	return granted, nil
+}
+
+// announces reports whether a server says when one of its lists changes.
+func announces(h *pool.Handshake, list string) bool {
+	var v map[string]json.RawMessage
+	return json.Unmarshal(h.Capabilities[list], &v) == nil && string(v["listChanged"]) == "true"
+}
+
+// settled is the outlet of a request of which only the outcome matters; it must have
+// room for that.
+type settled chan bool
+
+// Note implements mux.Outlet.
+func (s settled) Note(mux.Pieces) {}
+
+// Done implements mux.Outlet.
+func (s settled) Done(p mux.Pieces) { s <- isResult(p) }
+
+// tellListeners is tellWhenThere for a visitor, who will be gone: those who listen
+// then are told, once, however many visitors have asked.
+func (s *Session) tellListeners(b *binding, kind pool.Kind) {
+	b.mu.Lock()
+	waiting := b.awaited
+	b.awaited = true
+	b.mu.Unlock()
+	if waiting {
+		return
+	}
+	s.m.spawn(func() {
+		_, err := listOf(s.ctx, b, kind)
+		b.mu.Lock()
+		b.awaited = false
+		b.mu.Unlock()
+		if err != nil {
+			return
+		}
+		for _, c := range b.clients() {
+			if c.visitor != nil {
+				c.listsChanged()
+			}
+		}
+	})
+}
