@@ -1,6 +1,6 @@
-// Package gateway is the MCP face: Streamable HTTP of the protocol versions with a
-// handshake, for one server (/mcp/{server}) and for all of them (/mcp). It turns
-// HTTP into frames and back; what a frame means is decided in package session.
+// Package gateway is the MCP face: Streamable HTTP of all protocol versions, with a
+// handshake and without, for one server (/mcp/{server}) and for all of them (/mcp). It
+// turns HTTP into frames and back; what a frame means is decided in package session.
 //
 // The properties H of the gateway specification are cited where they are kept.
 package gateway
@@ -149,6 +149,11 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		fail(w, 0, id, err)
 		return nil
 	}
+	if r.Method != http.MethodPost && r.Header.Get(versionHeader) == wire.Version20260728 {
+		w.Header().Set("Allow", http.MethodPost)
+		fail(w, http.StatusMethodNotAllowed, id, fault.New(fault.BadRequest, "there is only POST in %s; subscriptions/listen opens a stream", wire.Version20260728))
+		return nil
+	}
 	if v := r.Header.Get(versionHeader); v != "" && !slices.Contains(wire.LegacyVersions, v) {
 		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, unsupportedVersion(v)))
 		return nil
@@ -187,12 +192,12 @@ func requestID(f wire.Frame) []byte {
 }
 
 // unsupportedVersion is the error by which clients of a newer protocol version learn
-// that they have to begin with initialize.
+// which ones are served.
 func unsupportedVersion(requested string) []byte {
 	b, err := json.Marshal(map[string]any{
 		"code":    wire.UnsupportedVersion,
-		"message": "protocol version " + requested + " is not served here; begin with initialize",
-		"data":    map[string]any{"supported": wire.LegacyVersions, "requested": requested},
+		"message": "protocol version " + requested + " is not served here",
+		"data":    map[string]any{"supported": wire.Versions, "requested": requested},
 	})
 	if err != nil {
 		panic(err) // strings and a number
@@ -227,6 +232,9 @@ func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Call
 		f, err := parse(body)
 		if err != nil {
 			g.malformed(w, err)
+			return
+		}
+		if g.modern(w, r, caller, f) {
 			return
 		}
 		if f.Kind == wire.Request && f.Method == wire.MethodInitialize {
@@ -300,6 +308,10 @@ func parse(raw []byte) (wire.Frame, error) {
 
 // postBatch takes a batch apart; the protocol had them until 2025-03-26 (W3).
 func (g *Gateway) postBatch(w http.ResponseWriter, r *http.Request, caller front.Caller, raws [][]byte) {
+	if slices.ContainsFunc(raws, isModern) || slices.Contains(r.Header.Values(versionHeader), wire.Version20260728) {
+		g.malformed(w, &wire.ParseFailure{Code: wire.InvalidRequest, Message: "there are no batches in " + wire.Version20260728})
+		return
+	}
 	c := g.client(w, r, caller, nil)
 	if c == nil {
 		return

@@ -201,6 +201,7 @@ type script struct {
 	resources []string
 	templates []string
 	listDelay time.Duration
+	schema    string // inputSchema of all tools, or ""
 }
 
 func newScript() *script {
@@ -232,7 +233,11 @@ func (s *script) list(method string) string {
 	}
 	var items []string
 	for _, n := range names {
-		items = append(items, fmt.Sprintf(`{%q:%s,"x-big":9007199254740993}`, key, wire.Quote(n)))
+		schema := ""
+		if s.schema != "" && method == wire.ToolsList {
+			schema = `,"inputSchema":` + s.schema
+		}
+		items = append(items, fmt.Sprintf(`{%q:%s,"x-big":9007199254740993%s}`, key, wire.Quote(n), schema))
 	}
 	return fmt.Sprintf(`{%q:[%s]}`, member, strings.Join(items, ","))
 }

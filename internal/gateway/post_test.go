@@ -116,10 +116,10 @@ func TestStatus(t *testing.T) {
 		{"session of another scope", "POST", "/mcp", call, nil, 404, -32001},
 		{"unknown server", "POST", "/mcp/nobody", call, nil, 404, -32001},
 		{"unknown version", "POST", "/mcp/a", call, with(versionHeader, "1999-01-01"), 400, -32022},
-		{"another era's first request", "POST", "/mcp/a", `{"jsonrpc":"2.0","id":"d","method":"server/discover"}`, func(r *http.Request) {
+		{"a version without a handshake, without what it wants (H1)", "POST", "/mcp/a", `{"jsonrpc":"2.0","id":"d","method":"server/discover"}`, func(r *http.Request) {
 			r.Header.Del(sessionHeader)
 			r.Header.Set(versionHeader, wire.Version20260728)
-		}, 400, -32022},
+		}, 400, -32602},
 		{"no version", "POST", "/mcp/a", call, without(versionHeader), 200, 0},
 		{"accepts JSON only", "POST", "/mcp/a", call, with("Accept", "application/json"), 406, -32600},
 		{"accepts nothing of ours", "POST", "/mcp/a", call, with("Accept", "text/html"), 406, -32600},

@@ -1,0 +1,357 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"roundhouse/internal/fault"
+	"roundhouse/internal/front"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/session"
+	"roundhouse/internal/wire"
+)
+
+// Protocol version 2026-07-28 has no handshake and no MCP session: each POST brings in
+// its _meta and its headers all that there is to know of its sender, and is answered
+// alone. It is served on the URLs of the older versions; a request is of this version
+// if its _meta names a version. Servers are spoken to in the older era (M8): what
+// belongs to the new one is taken out on the way there, and added on the way back.
+
+const (
+	methodHeader = "Mcp-Method"
+	nameHeader   = "Mcp-Name"
+)
+
+// discoverWait is how long server/discover waits for a server that starts. Clients
+// give up after 60 s, and take silence for an error.
+const discoverWait = 45 * time.Second
+
+// call is a request of 2026-07-28 that has passed the checks.
+type call struct {
+	frame    wire.Frame // for a server
+	visit    session.Visit
+	elicits  bool          // whether the client can be sent to a URL
+	watch    session.Watch // what a client that listens wants to hear of
+	mismatch error         // of the headers for arguments; constant once there is an answer
+}
+
+// modern answers a frame of 2026-07-28, and reports whether it was one.
+func (g *Gateway) modern(w http.ResponseWriter, r *http.Request, caller front.Caller, f wire.Frame) bool {
+	claimed := slices.Contains(r.Header.Values(versionHeader), wire.Version20260728)
+	marked := bytes.Contains(f.Raw, []byte(wire.MetaPrefix))
+	if !claimed && !marked || f.Method == wire.MethodInitialize && !marked {
+		return false
+	}
+	meta, err := f.Routing()
+	switch {
+	case err == nil && !meta.ProtocolVersion.Present() && (!claimed || f.Method == wire.MethodInitialize):
+		return false
+	case err != nil && !claimed && r.Header.Get(sessionHeader) != "":
+		return false // of a handshake's client, which is told in its own way
+	case f.Kind == wire.Response:
+		g.malformed(w, &wire.ParseFailure{Code: wire.InvalidRequest, Message: "clients send no responses in " + wire.Version20260728})
+	case f.Kind == wire.Notification:
+		// There is none that would mean anything here. A notifications/cancelled names a
+		// call by an id that other senders may use too: only the disconnect cancels (M2).
+		w.WriteHeader(http.StatusAccepted)
+	case err != nil:
+		g.malformed(w, err)
+	default:
+		g.modernRequest(w, r, caller, f, meta)
+	}
+	return true
+}
+
+// modernRequest checks a request and answers it.
+func (g *Gateway) modernRequest(w http.ResponseWriter, r *http.Request, caller front.Caller, f wire.Frame, meta wire.Routing) {
+	if bad := checkModern(r.Header, f, meta); bad != nil {
+		writeJSON(w, bad.status, wire.ErrorReply(f.ID(), bad.object))
+		return
+	}
+	if g.isClosing() {
+		fail(w, 0, f.ID(), errClosing)
+		return
+	}
+	k, err := newCall(r, caller, f, meta)
+	if err != nil {
+		g.refuse(w, f.ID(), err)
+		return
+	}
+	switch f.Method {
+	case wire.Discover:
+		g.discover(w, r, k)
+	case wire.SubscriptionsListen:
+		g.listen(w, r, k)
+	default:
+		g.call(w, r, k)
+	}
+}
+
+// refuse answers a request that does not get as far as to a server.
+func (g *Gateway) refuse(w http.ResponseWriter, id []byte, err error) {
+	if bad, ok := err.(*wire.ParseFailure); ok {
+		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, wire.ErrorObject(bad.Code, bad.Message)))
+		return
+	}
+	e := fault.Of(err)
+	writeJSON(w, initializeStatus(w.Header(), e), wire.ErrorReply(id, e.RPC()))
+}
+
+// refusal is an error answer with its HTTP status.
+type refusal struct {
+	status int
+	object []byte
+}
+
+func badRequest(code int, message string) *refusal {
+	return &refusal{http.StatusBadRequest, wire.ErrorObject(code, message)}
+}
+
+// removed are the methods that 2026-07-28 has no more, or that cannot be bridged.
+var removed = []string{
+	wire.MethodInitialize, wire.Ping, wire.LoggingSetLevel, wire.ResourcesSubscribe, wire.ResourcesUnsubscribe,
+	"tasks/get", "tasks/result", "tasks/list", "tasks/cancel", "tasks/update",
+}
+
+// checkModern checks a request in the order on which peers rely: the version, what
+// else _meta must hold, the headers, the method (H1).
+func checkModern(h http.Header, f wire.Frame, meta wire.Routing) *refusal {
+	if !meta.ProtocolVersion.Present() {
+		return badRequest(wire.InvalidParams, "params._meta has no "+wire.MetaPrefix+"protocolVersion")
+	}
+	version, err := wire.Text(meta.ProtocolVersion.Of(f.Raw))
+	if err != nil {
+		return badRequest(wire.InvalidParams, wire.MetaPrefix+"protocolVersion in params._meta must be a string")
+	}
+	if bad := agrees(h, versionHeader, "the version in params._meta", func(v string) bool { return v == version }); bad != nil {
+		return bad
+	}
+	if version != wire.Version20260728 {
+		return &refusal{http.StatusBadRequest, unsupportedVersion(version)}
+	}
+	if bad := checkMeta(f, meta); bad != nil {
+		return bad
+	}
+	if bad := agrees(h, methodHeader, "the method", func(v string) bool { return v == f.Method }); bad != nil {
+		return bad
+	}
+	var name wire.Span
+	switch f.Method {
+	case wire.ToolsCall, wire.PromptsGet:
+		name = meta.Name
+	case wire.ResourcesRead:
+		name = meta.URI
+	}
+	if name.Present() {
+		text, err := wire.Text(name.Of(f.Raw))
+		if err != nil {
+			return badRequest(wire.InvalidParams, "the name or uri in params must be a string")
+		}
+		if bad := agrees(h, nameHeader, "the name in params", func(v string) bool { return says(v, text) }); bad != nil {
+			return bad
+		}
+	}
+	if slices.Contains(removed, f.Method) {
+		return &refusal{http.StatusNotFound, wire.ErrorObject(wire.MethodNotFound, f.Method+" is not part of "+wire.Version20260728+", or not served in it")}
+	}
+	return nil
+}
+
+// checkMeta checks what _meta must, and may, hold beside the version.
+func checkMeta(f wire.Frame, meta wire.Routing) *refusal {
+	if raw := meta.ClientCapabilities.Of(f.Raw); len(raw) == 0 || raw[0] != '{' {
+		return badRequest(wire.InvalidParams, "params._meta must have an object "+wire.MetaPrefix+"clientCapabilities")
+	}
+	if raw := meta.ClientInfo.Of(f.Raw); raw != nil {
+		if _, ok := clientInfo(raw); !ok {
+			return badRequest(wire.InvalidParams, wire.MetaPrefix+"clientInfo in params._meta must be an object with the strings name and version")
+		}
+	}
+	if raw := meta.LogLevel.Of(f.Raw); raw != nil && !mux.IsLevel(raw) {
+		return badRequest(wire.InvalidParams, wire.MetaPrefix+"logLevel in params._meta must be debug, info, notice, warning, error, critical, alert or emergency")
+	}
+	return nil
+}
+
+// clientInfo reads the name and version of a client.
+func clientInfo(raw []byte) (string, bool) {
+	var v struct{ Name, Version *string }
+	if json.Unmarshal(raw, &v) != nil || v.Name == nil || v.Version == nil {
+		return "", false
+	}
+	return *v.Name + "/" + *v.Version, true
+}
+
+// agrees checks that a header stands there once and says what the body does.
+func agrees(h http.Header, name, what string, same func(value string) bool) *refusal {
+	values := h.Values(name)
+	switch {
+	case len(values) == 0:
+		return badRequest(wire.HeaderMismatch, "the header "+name+" is missing")
+	case len(values) > 1:
+		return badRequest(wire.HeaderMismatch, "the header "+name+" stands there more than once")
+	case !same(strings.Trim(values[0], " \t")):
+		return badRequest(wire.HeaderMismatch, "the header "+name+" does not say the same as "+what)
+	}
+	return nil
+}
+
+// The marks around a header's value that is base64 of UTF-8.
+const (
+	base64Mark = "=?base64?"
+	base64End  = "?="
+)
+
+// says reports whether a header's value means text. What has the marks of base64
+// means what is in it; all else means itself, bytes beyond ASCII included, which not
+// every client encodes.
+func says(value, text string) bool {
+	if len(value) < len(base64Mark)+len(base64End) || !strings.HasPrefix(value, base64Mark) || !strings.HasSuffix(value, base64End) {
+		return value == text
+	}
+	b, err := base64.StdEncoding.Strict().DecodeString(value[len(base64Mark) : len(value)-len(base64End)])
+	return err == nil && utf8.Valid(b) && string(b) == text
+}
+
+// newCall makes of a request that is in order what goes to a server, and who sends it.
+func newCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.Routing) (*call, error) {
+	k := &call{}
+	v := session.Visit{
+		Principal: caller.Principal, Scope: r.PathValue("server"),
+		Capabilities: meta.ClientCapabilities.Of(f.Raw), LogLevel: meta.LogLevel.Of(f.Raw),
+	}
+	v.Info, _ = clientInfo(meta.ClientInfo.Of(f.Raw))
+	var names []string
+	if meta.Session.Present() {
+		name, err := wire.Text(meta.Session.Of(f.Raw))
+		if err != nil || name == "" {
+			return nil, errMetaSession
+		}
+		names = append(names, name)
+	}
+	var err error
+	if v.Session, err = front.SessionName(r, names...); err != nil {
+		return nil, err
+	}
+	if v.Session != "" {
+		if v.Workspace, err = workspaceOf(f, meta); err != nil {
+			return nil, err
+		}
+	}
+	k.visit = v
+	k.elicits = elicitsURL(v.Capabilities)
+	if k.frame, err = stripped(f); err != nil {
+		return nil, err
+	}
+	switch f.Method {
+	case wire.ToolsCall:
+		arguments := meta.Arguments.Of(f.Raw)
+		k.visit.Vet = func(tool []byte) error {
+			k.mismatch = vetParams(r.Header, tool, arguments)
+			return k.mismatch
+		}
+	case wire.SubscriptionsListen:
+		k.watch, err = readWatch(f.Params())
+	}
+	return k, err
+}
+
+// stripped takes out of a request what a server of the older era must not see: what
+// the protocol and roundhouse keep in _meta, and the answers to an input_required
+// result. All else stays as it was spelled.
+func stripped(f wire.Frame) (wire.Frame, error) {
+	params, err := wire.Keep(f.Params(), func(key string) bool {
+		return !strings.EqualFold(key, "inputResponses") && !strings.EqualFold(key, "requestState")
+	})
+	if err != nil {
+		return f, err
+	}
+	for m, err := range wire.Members(params) {
+		if err != nil {
+			return f, err
+		}
+		if m.Key != "_meta" {
+			continue
+		}
+		kept, err := publicMeta(m.Value.Of(params))
+		if err != nil {
+			return f, err
+		}
+		edit := wire.Edit{At: m.Value, With: kept}
+		if len(kept) == len("{}") {
+			edit = wire.Edit{At: wire.CutMember(params, m)}
+		}
+		params = wire.Splice(nil, params, edit)
+		break
+	}
+	return wire.Parse(wire.Splice(nil, f.Raw, wire.Edit{At: f.ParamsSpan, With: params}))
+}
+
+// publicMeta is a _meta object without what the protocol and roundhouse keep in it.
+func publicMeta(meta []byte) ([]byte, error) {
+	return wire.Keep(meta, func(key string) bool {
+		key = strings.ToLower(key)
+		return !strings.HasPrefix(key, wire.MetaPrefix) && !strings.HasPrefix(key, "roundhouse/")
+	})
+}
+
+// discover answers server/discover.
+func (g *Gateway) discover(w http.ResponseWriter, r *http.Request, k *call) {
+	x := newExchange(g, k)
+	c, err := g.cfg.Sessions.Visit(k.visit)
+	if err != nil {
+		g.refuse(w, k.frame.ID(), err)
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(r.Context(), discoverWait, errDiscover)
+	defer cancel()
+	x.serve(w, r, c, func() {
+		result, err := c.Discover(ctx)
+		if err != nil {
+			x.fail(err)
+			return
+		}
+		x.Done(mux.Pieces{wire.Result(k.frame.ID(), result)})
+	})
+}
+
+var errDiscover = fault.New(fault.StartTimeout, "the server has not started within %s; try again", discoverWait)
+
+// call passes a request on to a server and answers it.
+func (g *Gateway) call(w http.ResponseWriter, r *http.Request, k *call) {
+	x := newExchange(g, k)
+	c, err := g.cfg.Sessions.Visit(k.visit)
+	if err != nil {
+		g.refuse(w, k.frame.ID(), err)
+		return
+	}
+	x.serve(w, r, c, func() { c.Session().Do(c, k.frame, x) })
+}
+
+// serve writes the answer while work leads to it. When it returns nothing is left of
+// the request: if the client has hung up, it is cancelled at the server (M2).
+func (x *exchange) serve(w http.ResponseWriter, r *http.Request, c *session.Client, work func()) {
+	var wg sync.WaitGroup
+	wg.Go(work)
+	x.write(w, r)
+	c.Leave()
+	wg.Wait()
+}
+
+// isModern reports whether an element of a batch is of 2026-07-28.
+func isModern(raw []byte) bool {
+	f, err := wire.Parse(raw)
+	if err != nil {
+		return false
+	}
+	meta, err := f.Routing()
+	return err == nil && meta.ProtocolVersion.Present()
+}

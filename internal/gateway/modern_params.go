@@ -1,0 +1,180 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"roundhouse/internal/wire"
+)
+
+// A tool may mark arguments that its clients repeat in a header, Mcp-Param-{mark}, for
+// those who route by headers. Servers of the older era do not look at them, so what
+// they say is checked here (H1).
+
+const (
+	paramPrefix = "Mcp-Param-"
+	paramMark   = "x-mcp-header"
+	maxMirrored = 1<<53 - 1 // the largest integer that has a header
+)
+
+// marked is an argument with a header.
+type marked struct {
+	header string
+	path   []string
+}
+
+// vetParams checks the headers for arguments against a tools/call. The error is a
+// *wire.ParseFailure.
+func vetParams(h http.Header, tool, arguments []byte) error {
+	if !bytes.Contains(tool, []byte(paramMark)) {
+		return nil
+	}
+	for _, m := range marks(tool) {
+		if problem := m.check(h, arguments); problem != "" {
+			return &wire.ParseFailure{Code: wire.HeaderMismatch, Message: "the header " + m.header + " " + problem}
+		}
+	}
+	return nil
+}
+
+// marks returns the arguments of a tool that have headers. A tool with a mark that is
+// not valid has none: its clients must not use it, and what they send means nothing.
+func marks(tool []byte) []marked {
+	var v struct {
+		InputSchema json.RawMessage `json:"inputSchema"`
+	}
+	if json.Unmarshal(tool, &v) != nil {
+		return nil
+	}
+	var list []marked
+	if !collectMarks(v.InputSchema, nil, &list) {
+		return nil
+	}
+	seen := map[string]bool{}
+	for _, m := range list {
+		if seen[m.header] {
+			return nil
+		}
+		seen[m.header] = true
+	}
+	return list
+}
+
+// collectMarks adds the marks in a schema's properties. It reports whether all are
+// valid.
+func collectMarks(schema json.RawMessage, path []string, list *[]marked) bool {
+	var v map[string]json.RawMessage
+	if json.Unmarshal(schema, &v) != nil {
+		return true // true and false are schemas
+	}
+	if raw, ok := v[paramMark]; ok {
+		var name, kind string
+		if json.Unmarshal(raw, &name) != nil || !isToken(name) || len(path) == 0 || json.Unmarshal(v["type"], &kind) != nil {
+			return false
+		}
+		if kind != "string" && kind != "integer" && kind != "boolean" && kind != "number" {
+			return false
+		}
+		*list = append(*list, marked{http.CanonicalHeaderKey(paramPrefix + name), path})
+	}
+	var properties map[string]json.RawMessage
+	_ = json.Unmarshal(v["properties"], &properties) // what is no object has none
+	for name, p := range properties {
+		if !collectMarks(p, append(path[:len(path):len(path)], name), list) {
+			return false
+		}
+	}
+	return true
+}
+
+// isToken reports whether s can be part of a header's name (RFC 9110).
+func isToken(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		letter := 'a' <= c|0x20 && c|0x20 <= 'z' || '0' <= c && c <= '9'
+		if !letter && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// check returns what is wrong with the header for an argument, or "".
+func (m marked) check(h http.Header, arguments []byte) string {
+	values := h.Values(m.header)
+	raw, once := m.find(arguments)
+	switch {
+	case !once:
+		return "is for an argument that stands there twice"
+	case len(values) > 1:
+		return "stands there more than once"
+	case raw == nil || string(raw) == "null":
+		if len(values) > 0 {
+			return "is for an argument that is not there"
+		}
+		return ""
+	case !mirrored(raw):
+		return "" // the server says what it thinks of that
+	case len(values) == 0:
+		return "is missing"
+	case !mirrors(strings.Trim(values[0], " \t"), raw):
+		return "does not say the same as the argument"
+	}
+	return ""
+}
+
+// find returns the argument, or nil. once is false if one of the names on the way to
+// it stands twice.
+func (m marked) find(arguments []byte) (raw []byte, once bool) {
+	raw = arguments
+	for _, name := range m.path {
+		if len(raw) == 0 || raw[0] != '{' {
+			return nil, true
+		}
+		object := raw
+		raw = nil
+		for member, err := range wire.Members(object) {
+			if err != nil {
+				return nil, true // cannot be: it was read before
+			}
+			if member.Key != name {
+				continue
+			}
+			if raw != nil {
+				return nil, false
+			}
+			raw = member.Value.Of(object)
+		}
+	}
+	return raw, true
+}
+
+// mirrored reports whether a value has a header.
+func mirrored(raw []byte) bool {
+	switch raw[0] {
+	case '"', 't', 'f':
+		return true
+	case '{', '[', 'n':
+		return false
+	}
+	n, err := strconv.ParseFloat(string(raw), 64)
+	return err == nil && -maxMirrored <= n && n <= maxMirrored
+}
+
+// mirrors reports whether a header's value says what a JSON value does; numbers are
+// compared as such.
+func mirrors(value string, raw []byte) bool {
+	switch raw[0] {
+	case '"':
+		text, err := wire.Text(raw)
+		return err == nil && says(value, text)
+	case 't', 'f':
+		return value == string(raw)
+	}
+	a, err := strconv.ParseFloat(value, 64)
+	b, err2 := strconv.ParseFloat(string(raw), 64)
+	return err == nil && err2 == nil && a == b
+}
