@@ -473,6 +473,13 @@ func (c *connection) lossFault(err error) *fault.Error {
 	return &fault.Error{Reason: fault.Interrupted, Message: msg + "; the next call starts it anew", Err: err}
 }
 
+// lossForLate is the loss for those who come after it: nothing of theirs was sent.
+func (c *connection) lossForLate() *fault.Error {
+	e := *c.loss
+	e.Server, e.Generation, e.Sent = c.server.Name, c.generation, fault.SentNo
+	return &e
+}
+
 // startError says why a server did not start, with what it wrote last (P5, P9). err is
 // told without what was made of it for a caller.
 func startError(ctx context.Context, s *config.Server, begun time.Time, c *connection, err error) *fault.Error {

@@ -194,9 +194,7 @@ func (p *Pool) lost(e *entry, c *connection) {
 
 func (p *Pool) lostLocked(e *entry, c *connection) {
 	e.conn.Store(nil)
-	late := *c.loss // for those who come now: nothing of theirs was sent
-	late.Server, late.Generation, late.Sent = e.name, c.generation, fault.SentNo
-	e.err = &late
+	e.err = c.lossForLate()
 	p.setLocked(e, Failed)
 	p.keepFailedLocked(e)
 	generation := e.generation

@@ -34,7 +34,7 @@ func TestWhoComesAsAConnectionIsLostIsToldThatNothingWasSent(t *testing.T) {
 			}
 			told++
 			if e.Reason != fault.Interrupted || e.Server != "files" || e.Sent != fault.SentNo {
-				t.Fatalf("the error is %+v", e)
+				t.Errorf("the error is %s, server %q, sent %q: %v", e.Reason, e.Server, e.Sent, e)
 			}
 		})
 	}

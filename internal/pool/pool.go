@@ -201,7 +201,7 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 				return nil, err
 			}
 			if waited {
-				return nil, c.loss // it ended as soon as it had started: no reason to try for ever
+				return nil, c.lossForLate() // it ended as soon as it had started: no reason to try for ever
 			}
 			continue
 		case Failed, Closed:
