@@ -23,7 +23,7 @@ type IDScanner struct {
 	id      []byte // the last of them, if it can be an id
 	version bool   // whether jsonrpc is "2.0"
 	method  bool
-	answers int // how many of result and error were seen
+	answers bool // whether result or error was seen
 }
 
 // A part is where in the envelope an IDScanner stands.
@@ -61,15 +61,14 @@ func (s *IDScanner) ID() []byte {
 }
 
 // Kind returns what the line is as far as it was read. It is Invalid unless the line
-// says that it is JSON-RPC 2.0 and has just one of method, result and error.
+// says that it is JSON-RPC 2.0 and has either a method or a result or error. Two answers
+// in one make no frame, but who waits for an answer can be told.
 func (s *IDScanner) Kind() Kind {
 	switch {
-	case !s.version:
+	case !s.version, s.method == s.answers:
 		return Invalid
-	case s.answers == 1 && !s.method:
+	case s.answers:
 		return Response
-	case s.answers > 0 || !s.method:
-		return Invalid
 	case s.ids > 0:
 		return Request
 	}
@@ -169,7 +168,7 @@ func (s *IDScanner) startValue() {
 	case `"method"`:
 		s.method = true
 	case `"result"`, `"error"`:
-		s.answers++
+		s.answers = true
 	}
 }
 

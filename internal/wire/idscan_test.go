@@ -40,7 +40,8 @@ func TestIDScannerFindsTheIDWhereverItStands(t *testing.T) {
 		{`{"jsonrpc":"2.0","id":"` + strings.Repeat("x", 255) + `","method":"a"}`, Request, ``},
 		{`{"` + strings.Repeat("k", 1000) + `":1,"jsonrpc":"2.0","id":1,"result":1}`, Response, `1`},
 		{`{"level":"info","id":1,"result":` + big + `}`, Invalid, `1`},
-		{`{"jsonrpc":"2.0","id":1,"result":1,"error":1}`, Invalid, `1`},
+		{`{"jsonrpc":"2.0","id":1,"result":1,"error":1}`, Response, `1`}, // no frame, but its call must not wait for ever
+		{`{"jsonrpc":"2.0","id":1,"error":1,"error":1}`, Response, `1`},
 		{`{"jsonrpc":"2.0","id":1,"result":1,"method":"a"}`, Invalid, `1`},
 		{`{"jsonrpc":"2.0","id":1}`, Invalid, `1`},
 		{`[{"jsonrpc":"2.0","id":1,"result":1}]`, Invalid, ``},
