@@ -166,16 +166,10 @@ func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
 		c.exit()
 		return
 	}
-	r, err := f.Routing()
+	f, r, err := routed(f)
 	if err != nil {
 		k.fail(err)
 		return
-	}
-	if r.SessionMember.Present() { // ours: it never goes upstream
-		if f, r, err = edited(f, wire.Edit{At: r.SessionMember}); err != nil {
-			k.fail(err)
-			return
-		}
 	}
 	switch f.Method {
 	case wire.MethodInitialize:
@@ -214,6 +208,16 @@ func (s *Session) ping(f wire.Frame, out mux.Outlet) {
 		return
 	}
 	out.Done(mux.Pieces{wire.Result(f.ID(), []byte("{}"))})
+}
+
+// routed reads what decides where a frame goes, and cuts out the name of the session:
+// that is ours and never goes upstream.
+func routed(f wire.Frame) (wire.Frame, wire.Routing, error) {
+	r, err := f.Routing()
+	if err != nil || !r.SessionMember.Present() {
+		return f, r, err
+	}
+	return edited(f, wire.Edit{At: r.SessionMember})
 }
 
 // edited applies edits to a frame and reads it again.
@@ -397,7 +401,7 @@ func promptRef(ref []byte) ([]byte, error) {
 }
 
 func (s *Session) notification(c *Client, f wire.Frame) {
-	r, err := f.Routing()
+	f, r, err := routed(f)
 	if err != nil {
 		return // nobody can be told
 	}
