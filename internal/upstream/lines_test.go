@@ -110,7 +110,7 @@ func TestNoiseIsToldAndFramesAreFound(t *testing.T) {
 		{"no UTF-8", "caf\xe9\n", []string{"noise caf\ufffd"}},
 		{"response in no UTF-8", `{"jsonrpc":"2.0","id":1,"result":"caf` + "\xe9\"}\n" + two + "\n",
 			[]string{`noise {"jsonrpc":"2.0","id":1,"result":"caf` + "\ufffd\"}", refused("1", "parse JSON: a string is not UTF-8"), "frame " + two}},
-		{"result and error", `{"jsonrpc":"2.0","id":"a","result":1,"error":null}` + "\n", 
+		{"result and error", `{"jsonrpc":"2.0","id":"a","result":1,"error":null}` + "\n",
 			[]string{`noise {"jsonrpc":"2.0","id":"a","result":1,"error":null}`, refused(`"a"`, "parse frame: it has both a result and an error")}},
 		{"broken response, id last", `{"result":{"a":NaN},"jsonrpc":"2.0","id":"a"}` + "\n",
 			[]string{`noise {"result":{"a":NaN},"jsonrpc":"2.0","id":"a"}`, refused(`"a"`, "parse JSON: a value must start here (at byte 15)")}},
