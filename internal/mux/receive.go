@@ -120,7 +120,7 @@ func (m *Mux) notification(f wire.Frame, call []byte) {
 		case wire.Progress:
 			m.progress(f, r)
 		case wire.Cancelled:
-			m.takeBack(r.RequestID.Of(f.Raw))
+			m.takeBack(f, r.RequestID)
 		case wire.ResourceUpdated:
 			m.updated(f, r)
 		case wire.Message:
@@ -326,6 +326,11 @@ type Ask struct {
 	m    *Mux
 	id   []byte
 	peer Peer
+
+	// withdrawal is the notification by which the server took the request back, and at
+	// the place of its requestId. It is set before Unask, if it is.
+	withdrawal wire.Frame
+	at         wire.Span
 }
 
 // request handles what the server asks of its client.
@@ -413,12 +418,23 @@ func (a *Ask) Fail(code int, message string) {
 func (a *Ask) Progress(frame []byte) { a.m.cfg.Post(frame) }
 
 // takeBack handles a server that cancels its own request.
-func (m *Mux) takeBack(id []byte) {
+func (m *Mux) takeBack(f wire.Frame, at wire.Span) {
+	id := string(at.Of(f.Raw))
 	m.mu.Lock()
-	a := m.asks[string(id)]
-	delete(m.asks, string(id))
+	a := m.asks[id]
+	delete(m.asks, id)
 	m.mu.Unlock()
 	if a != nil {
+		a.withdrawal, a.at = f, at
 		a.peer.Unask(a)
 	}
+}
+
+// Withdrawal returns what tells a client that knows the request by id that it was taken
+// back: the server's own words, if there are any. It is for Unask.
+func (a *Ask) Withdrawal(id []byte) Pieces {
+	if a.withdrawal.Raw == nil {
+		return Pieces{cancelFrame(id, "the server took the request back")}
+	}
+	return Replace(a.withdrawal.Raw, a.at, id)
 }

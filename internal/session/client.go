@@ -433,7 +433,7 @@ func (c *Client) unask(a *mux.Ask) {
 	}
 	c.mu.Unlock()
 	if found != nil {
-		c.push(mux.Pieces{cancelled(found.id, "the server took the request back")})
+		c.push(a.Withdrawal(found.id))
 	}
 }
 
