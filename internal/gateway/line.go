@@ -32,14 +32,14 @@ const (
 var errNotInitialized = fault.New(fault.BadRequest, "the first request must be initialize")
 
 // line is the connection of one shim, and the one client on it. It implements
-// mux.Outlet for all of the client's requests, and session.Stream.
+// mux.Outlet for all of the client's requests.
 //
 // Its handler writes; one goroutine at a time reads. When the line ends, both end,
 // and the handler waits for those that still bring a frame on its way.
 type line struct {
 	// Constant after serve began.
 	rl      *Relay
-	hello   session.Hello // Frame and Stream are set by initialize
+	hello   session.Hello // without Frame and Stream, which initialize sets
 	session string        // the id of the session that it enters
 	conn    net.Conn
 	in      *relay.Lines
@@ -48,7 +48,7 @@ type line struct {
 	cancel  context.CancelCauseFunc
 	wake    chan struct{} // something waits to be written
 	resumed chan struct{} // closed when another line has entered the session
-	ended   chan struct{} // closed by End
+	ended   chan struct{} // closed by end
 
 	mu      sync.Mutex
 	client  *session.Client
@@ -69,7 +69,6 @@ func newLine(rl *Relay, hello session.Hello) *line {
 	if l.session == "" {
 		l.session = hello.ClientID // what the manager mints
 	}
-	l.hello.Stream = l
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	return l
 }
@@ -228,6 +227,8 @@ func (l *line) initialize(f wire.Frame) {
 		l.put(failure(f.ID(), err), true)
 		return
 	}
+	peer := &linePeer{line: l}
+	hello.Stream = peer
 	c, answer, err := l.rl.g.cfg.Sessions.Initialize(l.ctx, hello)
 	if err != nil {
 		l.put(failure(f.ID(), err), true)
@@ -235,9 +236,10 @@ func (l *line) initialize(f wire.Frame) {
 	}
 	closed := c.StreamOpened()
 	l.mu.Lock()
-	late := l.deaf
+	late, over := l.deaf, peer.ended
 	if !late {
 		l.client, l.closed = c, closed
+		peer.stays = true
 	}
 	l.mu.Unlock()
 	if late {
@@ -247,6 +249,31 @@ func (l *line) initialize(f wire.Frame) {
 	}
 	l.rl.resume(hello.Principal, l.session)
 	l.put(answer, true)
+	if over {
+		l.end()
+	}
+}
+
+// linePeer is a client's side of its line. It implements session.Stream. Its
+// fields below line are guarded by line.mu.
+type linePeer struct {
+	line  *line
+	stays bool // its handshake has succeeded; another one may be tried otherwise
+	ended bool
+}
+
+// Push implements session.Stream.
+func (p *linePeer) Push(f mux.Pieces) { p.line.put(f, false) }
+
+// End implements session.Stream.
+func (p *linePeer) End(*fault.Error) {
+	p.line.mu.Lock()
+	p.ended = true
+	stays := p.stays
+	p.line.mu.Unlock()
+	if stays {
+		p.line.end()
+	}
 }
 
 // addMeta reads what _meta says beside the headers.
@@ -306,12 +333,8 @@ func (l *line) Done(p mux.Pieces) {
 	l.put(p, true)
 }
 
-// Push implements session.Stream.
-func (l *line) Push(p mux.Pieces) { l.put(p, false) }
-
-// End implements session.Stream: what waits is written, then the line ends. The shim
-// may come back.
-func (l *line) End(*fault.Error) {
+// end ends the line when what waits is written. The shim may come back.
+func (l *line) end() {
 	l.mu.Lock()
 	again := l.ending
 	l.ending = true

@@ -78,7 +78,7 @@ func (rl *Relay) Close(ctx context.Context) {
 	}
 	rl.mu.Unlock()
 	for _, l := range rest {
-		l.End(errClosing)
+		l.end()
 	}
 	stop := context.AfterFunc(ctx, func() {
 		for _, l := range rest {
