@@ -1,0 +1,104 @@
+// The official TypeScript client starts `roundhouse connect everything`, as hosts do, on a machine
+// where nothing runs.
+
+import assert from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import { copyFileSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join, resolve } from 'node:path';
+import { test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
+import { CreateMessageRequestSchema, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js';
+
+import { text } from './clients.mjs';
+import { processes, serverScript, until } from './launch.mjs';
+
+const binary = resolve(process.env.ROUNDHOUSE_BIN ?? join(dirname(fileURLToPath(import.meta.url)), '..', '..', 'bin', 'roundhouse'));
+
+/** A machine with a configuration and nothing running. What came of it is killed when the test ends. */
+function coldMachine(t) {
+  const directory = realpathSync(mkdtempSync(join(tmpdir(), 'rh-')));
+  const mark = `ROUNDHOUSE_INTEROP=${randomUUID()}`;
+  const executable = join(directory, 'roundhouse');
+  copyFileSync(binary, executable);
+  const [name, value] = mark.split('=');
+  const everything = { command: process.execPath, args: [serverScript('everything')], env: { [name]: value } };
+  const config = join(directory, 'mcp.json');
+  writeFileSync(config, JSON.stringify({ mcpServers: { everything } }));
+  const all = () => processes(({ environment, executable: file }) => environment.includes(mark) || file.replace(/ \(deleted\)$/, '') === executable);
+  t.after(async () => {
+    for (const { pid, command } of all()) if (command.includes('serve')) process.kill(pid, 'SIGTERM');
+    await until('everything has ended', 15_000, () => all().length === 0).finally(() => {
+      for (const { pid } of all()) process.kill(pid, 'SIGKILL');
+      rmSync(directory, { recursive: true, force: true });
+    });
+  });
+  return {
+    daemons: () => all().filter(({ command }) => command.includes('serve')),
+    servers: () => processes(({ environment, command }) => environment.includes(mark) && command.some((word) => word.includes('server-everything'))),
+    async connect({ args = ['connect', 'everything'], capabilities = {}, handlers = [], notifications = [] } = {}) {
+      const client = new Client({ name: 'interop', version: '1' }, { capabilities });
+      const errors = [];
+      client.onerror = (error) => errors.push(error);
+      for (const [schema, handler] of handlers) client.setRequestHandler(schema, handler);
+      for (const [schema, handler] of notifications) client.setNotificationHandler(schema, handler);
+      const transport = new StdioClientTransport({
+        command: executable,
+        args,
+        // The SDK passes on a few variables only; these are what the host's configuration would add.
+        env: { HOME: directory, ROUNDHOUSE_CONFIG: config, ROUNDHOUSE_STATE_DIR: join(directory, 'state'), ROUNDHOUSE_SOCKET: join(directory, 'socket') },
+        stderr: 'pipe',
+      });
+      await client.connect(transport, { timeout: 60_000 });
+      return { client, errors, echo: async (message) => text(await client.callTool({ name: 'echo', arguments: { message } })) };
+    },
+  };
+}
+
+// H8, case 72: one daemon by one winner, one server, no lost call.
+test('twenty clients at once on a cold machine share one daemon and one server', { timeout: 120_000 }, async (t) => {
+  const machine = coldMachine(t);
+  const clients = await Promise.all(Array.from({ length: 20 }, () => machine.connect()));
+  await Promise.all(
+    clients.map(async ({ echo }, i) => {
+      for (let k = 0; k < 10; k++) assert.match(await echo(`${i}/${k}`), new RegExp(`${i}/${k}$`));
+    }),
+  );
+  assert.equal(machine.daemons().length, 1, 'one daemon');
+  assert.equal(machine.servers().length, 1, 'one server');
+  for (const { client, errors } of clients) {
+    await client.close();
+    assert.deepEqual(errors, []);
+  }
+});
+
+// H8, case 5: calls work after the daemon was killed; the client hears that lists may have changed.
+test('a client outlives its daemon', { timeout: 120_000 }, async (t) => {
+  const machine = coldMachine(t);
+  let changes = 0;
+  const { client, errors, echo } = await machine.connect({ notifications: [[ToolListChangedNotificationSchema, () => changes++]] });
+  await echo('before');
+  const slow = client.callTool({ name: 'trigger-long-running-operation', arguments: { duration: 60, steps: 2 } });
+  slow.catch(() => {});
+  await new Promise((done) => setTimeout(done, 200));
+  for (const { pid } of machine.daemons()) process.kill(pid, 'SIGKILL');
+  await assert.rejects(slow, (error) => error.code === -32010 && error.data.reason === 'interrupted' && error.data.sent === 'maybe');
+  assert.match(await echo('after'), /after$/);
+  await until('the client has heard of changed lists', 10_000, () => changes > 0);
+  await client.close();
+  assert.deepEqual(errors, []);
+});
+
+// M6: a server's request reaches the client through the shim, and its answer the server.
+test('sampling through a shim', { timeout: 120_000 }, async (t) => {
+  const machine = coldMachine(t);
+  const answer = { model: 'm', role: 'assistant', content: { type: 'text', text: 'sampled words' } };
+  const { client, errors } = await machine.connect({ capabilities: { sampling: {} }, handlers: [[CreateMessageRequestSchema, () => answer]] });
+  const result = await client.callTool({ name: 'trigger-sampling-request', arguments: { prompt: 'p', maxTokens: 10 } });
+  assert.match(text(result), /sampled words/);
+  await client.close();
+  assert.deepEqual(errors, []);
+});
