@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -71,9 +72,7 @@ func (a *api) do(ctx context.Context, method, path string, header http.Header, b
 	if err != nil {
 		return nil, err
 	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, header)
 	if a.token != "" {
 		req.Header.Set("Authorization", "Bearer "+a.token)
 	}
@@ -210,7 +209,7 @@ func (m *mcp) post(ctx context.Context, body []byte) (*http.Response, error) {
 // call makes a request and returns its raw result.
 func (m *mcp) call(ctx context.Context, method string, params []byte) (json.RawMessage, error) {
 	m.next++
-	id := []byte(fmt.Sprint(m.next))
+	id := fmt.Append(nil, m.next)
 	res, err := m.post(ctx, wire.NewRequest(id, method, params))
 	if err != nil {
 		return nil, err

@@ -63,7 +63,7 @@ var tools = []tool{
 // definition returns the tool as an entry of tools/list.
 func (t tool) definition() string {
 	var properties []string
-	for _, arg := range strings.Fields(t.args) {
+	for arg := range strings.FieldsSeq(t.args) {
 		name, kind, _ := strings.Cut(arg, ":")
 		properties = append(properties, fmt.Sprintf(`%q:{"type":%q}`, name, kind))
 	}

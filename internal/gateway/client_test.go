@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -79,9 +80,7 @@ func (p *peer) request(method, body string) *http.Request {
 	if p.token != "" {
 		r.Header.Set("Authorization", "Bearer "+p.token)
 	}
-	for k, v := range p.header {
-		r.Header[k] = v
-	}
+	maps.Copy(r.Header, p.header)
 	return r
 }
 

@@ -3,6 +3,7 @@ package mux
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"roundhouse/internal/fault"
@@ -150,12 +151,12 @@ func TestSubscribersShareTheServersAnswer(t *testing.T) {
 		w.receive("%s", fmt.Sprintf(test.answer, fmt.Sprint(first.id)))
 		answeredWith(t, outA, `1`, fmt.Sprintf(test.answer, `1`))
 		answeredWith(t, outB, `"b"`, fmt.Sprintf(test.answer, `"b"`))
-		got := ""
+		var got strings.Builder
 		for _, name := range w.update("u", a, b) {
-			got += name
+			got.WriteString(name)
 		}
-		if got != test.want {
-			t.Errorf("told %q, want %q", got, test.want)
+		if got.String() != test.want {
+			t.Errorf("told %q, want %q", got.String(), test.want)
 		}
 		if test.want == "" {
 			w.empty()

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -92,9 +93,7 @@ func change(t *testing.T, v reflect.Value) {
 		*x = secret.New(x.Reveal() + "+")
 	case *map[string]secret.String:
 		m := map[string]secret.String{"New": secret.New("n")}
-		for k, value := range *x {
-			m[k] = value
-		}
+		maps.Copy(m, *x)
 		*x = m
 	case *[]string:
 		*x = append(slices.Clone(*x), "+")

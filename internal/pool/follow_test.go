@@ -16,11 +16,11 @@ import (
 // OutputAfter implements outputReader with what was noted.
 func (p *proc) OutputAfter(offset int64) ([]byte, int64) {
 	p.w.unlocked("outputReader.OutputAfter")
-	text := ""
+	var text strings.Builder
 	for _, n := range p.noted() {
-		text += n + "\n"
+		text.WriteString(n + "\n")
 	}
-	return []byte(text)[min(offset, int64(len(text))):], int64(len(text))
+	return []byte(text.String())[min(offset, int64(len(text.String()))):], int64(len(text.String()))
 }
 
 // follows checks what a follower reads now, as texts.

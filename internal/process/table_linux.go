@@ -123,7 +123,7 @@ func ownChildren() []int {
 			continue
 		}
 		read = true
-		for _, f := range bytes.Fields(b) {
+		for f := range bytes.FieldsSeq(b) {
 			if pid, err := strconv.Atoi(string(f)); err == nil {
 				out = append(out, pid)
 			}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -291,9 +292,7 @@ func (e *endpoint) once(ctx context.Context, q request, target *url.URL) (*http.
 // headers returns what every request carries; the caller adds to it.
 func (e *endpoint) headers(accept string) http.Header {
 	h := make(http.Header, len(e.header)+6)
-	for name, values := range e.header {
-		h[name] = values
-	}
+	maps.Copy(h, e.header)
 	if accept != "" {
 		h["Accept"] = []string{accept}
 	}
