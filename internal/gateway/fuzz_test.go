@@ -86,3 +86,64 @@ func FuzzPost(f *testing.F) {
 		}
 	})
 }
+
+// W4, M8: what goes to a server of the older era holds nothing of the new one, and what
+// decides where it goes is as it was.
+func FuzzStripped(f *testing.F) {
+	w := &world{}
+	f.Add([]byte((&guest{peer: &peer{w: w, version: wire.Version20260728}, caps: "{}", meta: `,"roundhouse/session":"s","x":1`}).body("1", wire.ToolsCall, `"name":"a","inputResponses":{}`)))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":"\u0061","method":"resources/read","params":{"requestState":1,"_meta":{"io.modelcontextprotocol/protocolVersion":1, "io.modelcontextprotocol\/x":{}, "progressToken":1.0},"uri":"u"}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		before, err := wire.Parse(raw)
+		if err != nil || before.Kind != wire.Request {
+			return
+		}
+		a, err := before.Routing()
+		if err != nil || !a.ProtocolVersion.Present() {
+			return
+		}
+		after, err := stripped(before)
+		if err != nil {
+			t.Fatalf("%s: %v", raw, err)
+		}
+		b, err := after.Routing()
+		if err != nil {
+			t.Fatalf("%s became %s: %v", raw, after.Raw, err)
+		}
+		if b.ProtocolVersion.Present() || b.ClientCapabilities.Present() || b.ClientInfo.Present() || b.LogLevel.Present() || b.Session.Present() {
+			t.Errorf("%s became %s", raw, after.Raw)
+		}
+		for _, same := range [][2][]byte{
+			{before.ID(), after.ID()}, {[]byte(before.Method), []byte(after.Method)}, {a.Name.Of(before.Raw), b.Name.Of(after.Raw)}, {a.URI.Of(before.Raw), b.URI.Of(after.Raw)},
+			{a.Arguments.Of(before.Raw), b.Arguments.Of(after.Raw)}, {a.ProgressToken.Of(before.Raw), b.ProgressToken.Of(after.Raw)},
+		} {
+			if !bytes.Equal(same[0], same[1]) {
+				t.Errorf("%s became %s", raw, after.Raw)
+			}
+		}
+	})
+}
+
+// W4, H1: an answer stays valid, with what the new era wants in it.
+func FuzzCompleted(f *testing.F) {
+	for _, result := range []string{`{}`, `{ }`, `{"ttlMs":1,"resultType":{},"ttlMs":2}`, `{"a":[1, 2]}`, `[]`, `null`} {
+		f.Add([]byte(result))
+	}
+	f.Fuzz(func(t *testing.T, result []byte) {
+		answer, err := wire.Parse(wire.Result([]byte("1"), result))
+		if err != nil || answer.Kind != wire.Response || !answer.ResultSpan.Present() {
+			return
+		}
+		got, err := wire.Parse(completed(answer, true))
+		if err != nil {
+			t.Fatalf("%s: %v", result, err)
+		}
+		if answer.Result()[0] != '{' {
+			return
+		}
+		var v map[string]any
+		if err := json.Unmarshal(got.Result(), &v); err != nil || v["resultType"] != "complete" || v["ttlMs"] != 0.0 || v["cacheScope"] != "private" {
+			t.Errorf("%s became %s", result, got.Result())
+		}
+	})
+}

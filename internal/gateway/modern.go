@@ -38,7 +38,6 @@ const discoverWait = 45 * time.Second
 type call struct {
 	frame    wire.Frame // for a server
 	visit    session.Visit
-	elicits  bool          // whether the client can be sent to a URL
 	watch    session.Watch // what a client that listens wants to hear of
 	mismatch error         // of the headers for arguments; constant once there is an answer
 }
@@ -247,7 +246,6 @@ func newCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.Routi
 		}
 	}
 	k.visit = v
-	k.elicits = elicitsURL(v.Capabilities)
 	if k.frame, err = stripped(f); err != nil {
 		return nil, err
 	}

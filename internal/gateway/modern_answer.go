@@ -149,7 +149,7 @@ func (k *call) lacks(object []byte) bool {
 // into the result by which one of 2026-07-28 does. The client sends its request again
 // when it has been there; nothing is kept for that.
 func (k *call) elicit(f wire.Frame, object []byte) (raw []byte, status int) {
-	if !k.elicits || k.frame.Method != wire.ToolsCall && k.frame.Method != wire.PromptsGet && k.frame.Method != wire.ResourcesRead {
+	if !elicitsURL(k.visit.Capabilities) || k.frame.Method != wire.ToolsCall && k.frame.Method != wire.PromptsGet && k.frame.Method != wire.ResourcesRead {
 		missing := []byte(`{"code":` + strconv.Itoa(wire.MissingCapability) +
 			`,"message":"the server wants the client to open a URL first, which it does not declare to do","data":{"requiredCapabilities":{"elicitation":{"url":{}}}}}`)
 		return wire.ErrorReply(f.ID(), missing), http.StatusBadRequest

@@ -19,7 +19,7 @@ import (
 func TestServersSeeNothingOfTheNewEra(t *testing.T) {
 	inWorld(t, settings{}, oneServer(), func(w *world) {
 		g := w.guest("/mcp/a")
-		g.meta = `,"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol\/future":1,"roundhouse/session":"s","traceparent":"00-1","x-own":{ "b":1.0 },"progressToken":"tok"`
+		g.meta = `,"io.modelcontextprotocol/logLevel":"info","io.modelcontextprotocol\/future":1,"roundhouse/session":"s","roundhouse/workspace":"/w","traceparent":"00-1","x-own":{ "b":1.0 },"progressToken":"tok"`
 		g.send("5", wire.ToolsCall, `"name":"echo","inputResponses":{},"requestState":"s","arguments":{"big":9007199254740993,"é":"\u00e9"},"x-own":[1, 2]`)
 		g.meta = ""
 		g.send("6", wire.ToolsCall, `"name":"echo"`)
@@ -253,7 +253,7 @@ func TestModernAnswers(t *testing.T) {
 		if c.caps == "" {
 			c.caps = "{}"
 		}
-		k := &call{frame: wire.Frame{Method: c.method}, visit: session.Visit{Capabilities: []byte(c.caps)}, elicits: elicitsURL([]byte(c.caps))}
+		k := &call{frame: wire.Frame{Method: c.method}, visit: session.Visit{Capabilities: []byte(c.caps)}}
 		raw, status := k.answer(mux.Pieces{[]byte(head + c.in)})
 		if string(raw) != head+c.want || status != c.status {
 			t.Errorf("%s %s\ngot  %d %s\nwant %d %s", c.method, c.in, status, raw, c.status, head+c.want)
@@ -263,6 +263,10 @@ func TestModernAnswers(t *testing.T) {
 
 // H1: Mcp-Name and Mcp-Param may say a value as it is or in base64.
 func TestHeaderValues(t *testing.T) {
+	// HTTP/1.1 has taken the space around a value away; HTTP/2 has not.
+	if bad := agrees(http.Header{methodHeader: {" tools/call\t"}}, methodHeader, "", func(v string) bool { return v == wire.ToolsCall }); bad != nil {
+		t.Errorf("space around a value counts: %s", bad.object)
+	}
 	for _, c := range []struct {
 		value, text string
 		same        bool
@@ -387,8 +391,12 @@ func TestModernRequestsWhileDraining(t *testing.T) {
 				t.Errorf("%s: no Retry-After", method)
 			}
 		}
+	})
+	inWorld(t, settings{}, oneServer(), func(w *world) { // G1: the standing streams end first
 		w.gateway.CloseStreams()
-		g.send("1", wire.ToolsList, "").refused(w, http.StatusServiceUnavailable, -32016)
+		for _, method := range []string{wire.ToolsList, wire.Discover, wire.SubscriptionsListen} {
+			w.guest("/mcp/a").send("1", method, `"notifications":{}`).refused(w, http.StatusServiceUnavailable, -32016)
+		}
 	})
 }
 
@@ -408,5 +416,47 @@ func TestModernAggregate(t *testing.T) {
 			t.Errorf("got %s", r.body)
 		}
 		g.send("4", wire.ToolsCall, `"name":"a__nope"`).refused(w, http.StatusOK, wire.InvalidParams)
+	})
+}
+
+// N4, M2: whatever ends first, the request, its client, the server or the session,
+// nothing is left of it; the world sees to that.
+func TestModernRequestsLeaveNothing(t *testing.T) {
+	inWorld(t, settings{}, oneServer(), func(w *world) {
+		w.scripts["a"].caps = everyList
+		var all []*pending
+		for i := range 120 {
+			g := w.guest("/mcp/a")
+			g.meta = fmt.Sprintf(`,"progressToken":%d`, i)
+			r := g.ask("1", wire.ToolsCall, echo(fmt.Sprintf(`{"ms":%d,"steps":%d}`, i*37%900, i%4)))
+			if i%3 == 0 {
+				r = g.ask("1", wire.SubscriptionsListen, `"notifications":{"toolsListChanged":true,"resourceSubscriptions":["x:`+fmt.Sprint(i%5)+`"]}`)
+			}
+			all = append(all, g.begin(r))
+			time.Sleep(time.Duration(i*13%50) * time.Millisecond)
+			switch {
+			case i%7 == 0:
+				all[i*5%len(all)].hangUp()
+			case i%40 == 20:
+				w.proc("a").die()
+			case i%40 == 35:
+				_ = w.sessions.End(t.Context(), "local", false, "stateless", i > 40)
+			}
+		}
+		time.Sleep(time.Second)
+		for i, x := range all {
+			if i%3 != 0 && !x.ended() {
+				t.Errorf("call %d goes on: %s", i, x.frames())
+			}
+			x.hangUp()
+		}
+		if st := w.sessions.Stats(); st.InFlight != 0 {
+			t.Errorf("%+v", st)
+		}
+		for _, info := range w.sessions.List("local", false) {
+			if len(info.Clients) != 0 || info.Streams != 0 {
+				t.Errorf("%+v", info)
+			}
+		}
 	})
 }

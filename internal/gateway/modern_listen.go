@@ -80,7 +80,7 @@ func only(object []byte, name string) (value []byte, err error) {
 func (g *Gateway) listen(w http.ResponseWriter, r *http.Request, k *call) {
 	x := newExchange(g, k)
 	x.held = true
-	k.visit.Stream = x
+	k.visit.Stream, k.visit.LogLevel = x, nil // log messages never come here
 	if err := g.enroll(x.me); err != nil {
 		fail(w, 0, k.frame.ID(), err)
 		return

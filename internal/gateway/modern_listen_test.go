@@ -112,6 +112,9 @@ func TestListenersAreGrantedWhatTheServerHas(t *testing.T) {
 		if got := x.frames(); len(got) != 1 || !strings.Contains(got[0], `"notifications":{"toolsListChanged":true}`) || x.ended() {
 			t.Errorf("got %s", got)
 		}
+		if n := w.sessions.List("local", false)[0].Streams; n != 1 { // H5: its session makes no room for others
+			t.Errorf("%d streams", n)
+		}
 		x.hangUp()
 		for _, nothing := range []string{`{}`, `{"promptsListChanged":true}`, `{"toolsListChanged":false,"x":1}`} {
 			x := g.hear("1", nothing)
@@ -123,6 +126,17 @@ func TestListenersAreGrantedWhatTheServerHas(t *testing.T) {
 			g.send("1", wire.SubscriptionsListen, `"notifications":`+bad).refused(w, http.StatusBadRequest, wire.InvalidParams)
 		}
 		g.send("1", wire.SubscriptionsListen, "").refused(w, http.StatusBadRequest, wire.InvalidParams)
+	})
+}
+
+// M3: what a server does not say is not there.
+func TestListeningToAServerThatAnnouncesNothing(t *testing.T) {
+	inWorld(t, settings{}, oneServer(), func(w *world) {
+		w.scripts["a"].caps = `{"tools":{},"prompts":{},"resources":{}}`
+		x := w.guest("/mcp/a").hear("1", `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)
+		if got := x.frames(); len(got) != 2 || !strings.Contains(got[0], `"notifications":{}`) {
+			t.Errorf("got %s", got)
+		}
 	})
 }
 

@@ -172,6 +172,10 @@ func TestModernMethods(t *testing.T) {
 		for _, batch := range []string{`[` + g.body("1", "tools/list", "") + `]`, `[{"jsonrpc":"2.0","id":1,"method":"tools/list"},` + g.body("2", "tools/list", "") + `]`} {
 			g.do(g.peer.request(http.MethodPost, batch)).refused(w, http.StatusBadRequest, wire.InvalidRequest)
 		}
+		old := w.dialed("/mcp/a")
+		old.version = wire.Version20250326
+		old.hello()
+		old.do(old.request(http.MethodPost, `[`+g.body("1", "tools/list", "")+`]`)).refused(w, http.StatusBadRequest, wire.InvalidRequest)
 		for _, method := range []string{http.MethodGet, http.MethodDelete} {
 			r := g.peer.request(method, "")
 			r.Header.Set(versionHeader, g.version)

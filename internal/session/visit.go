@@ -93,6 +93,9 @@ func statelessID(capabilities []byte) string {
 // the client something during a call, or hand out tasks: on a connection with a
 // handshake neither can reach it (M6, M8).
 func unasked(raw json.RawMessage) ([]byte, error) {
+	if bytes.Equal(raw, noCapabilities) {
+		return noCapabilities, nil
+	}
 	var v map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &v); err != nil {
 		return nil, err
