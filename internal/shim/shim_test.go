@@ -208,6 +208,29 @@ func TestQuestionsOfALostLineAreTakenBack(t *testing.T) {
 	})
 }
 
+// M7: an answer that was not written before the line was lost is for nobody on the next.
+func TestAnAnswerThatWasNotWrittenIsDropped(t *testing.T) {
+	ask := `{"jsonrpc":"2.0","id":17,"method":"roots/list"}`
+	runAs(t, &fixture{narrow: true}, func(t *testing.T, f *fixture) {
+		l := f.connected()
+		f.leave()
+		l.close()
+		f.send(request(1, "tools/call"))
+		synctest.Wait()
+		f.come()
+		l = f.again()
+		l.send(ask) // while nobody takes request 1
+		f.want(ask)
+		f.send(`{"jsonrpc":"2.0","id":17,"result":{"roots":[]}}`)
+		synctest.Wait()
+		l.close()
+		l = f.again()
+		l.want(request(1, "tools/call"))
+		f.send(request(2, "ping"))
+		l.want(request(2, "ping"))
+	})
+}
+
 // H8, case 5: 25 ms, doubled up to 2 s, with jitter, for as long as it takes.
 func TestBackOff(t *testing.T) {
 	run(t, func(t *testing.T, f *fixture) {
