@@ -177,6 +177,8 @@ func (l *line) frame(f wire.Frame, reader bool) bool {
 		case f.Kind != wire.Request:
 		case f.Method == wire.Ping:
 			l.put(mux.Pieces{wire.Result(f.ID(), []byte("{}"))}, true)
+		case f.Method == wire.Discover: // a client of both eras then begins with initialize
+			l.put(mux.Pieces{wire.ErrorReply(f.ID(), wire.ErrorObject(wire.MethodNotFound, "server/discover is not served over stdio; send initialize"))}, true)
 		default:
 			l.put(failure(f.ID(), errNotInitialized), true)
 		}
