@@ -1,8 +1,8 @@
 package gateway
 
 import (
-	"math"
 	"bufio"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
