@@ -222,7 +222,7 @@ func (s *server) stop(hurry context.Context) {
 	}
 	s.sessions.Drain()
 	left := s.sessions.Wait(grace)
-	open := s.connections()
+	open := s.pool.Live()
 	ended := s.sessions.Shutdown(total)
 	report := s.pool.Drain(total, false)
 	if s.serving {
@@ -237,17 +237,6 @@ func (s *server) stop(hurry context.Context) {
 	if s.serving && s.Stopped != nil {
 		s.Stopped(sum)
 	}
-}
-
-// connections counts the connections that live.
-func (s *server) connections() int {
-	n := 0
-	for _, i := range s.pool.Snapshot() {
-		if !i.Dying && i.State != pool.Failed && i.State != pool.Closed {
-			n++
-		}
-	}
-	return n
 }
 
 // silent holds the connections that have not sent anything yet, such as those that

@@ -44,6 +44,20 @@ type Process struct {
 	RSSBytes int64  `json:"rssBytes"` // of resident memory; Linux only, else 0
 }
 
+// Live counts the connections that are up or on their way. Unlike Snapshot it reads no
+// process table.
+func (p *Pool) Live() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for _, e := range p.entries {
+		if !e.state.terminal() {
+			n++
+		}
+	}
+	return n
+}
+
 // Snapshot lists every entry, failed and dying ones too, by server and index. It
 // blocks nothing.
 func (p *Pool) Snapshot() []Info {
