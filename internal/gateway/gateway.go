@@ -155,7 +155,7 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		return nil
 	}
 	if v := r.Header.Get(versionHeader); v != "" && !slices.Contains(wire.LegacyVersions, v) {
-		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, unsupportedVersion(v)))
+		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, unsupportedVersion(v, wire.Versions)))
 		return nil
 	}
 	ids := r.Header.Values(sessionHeader)
@@ -193,11 +193,11 @@ func requestID(f wire.Frame) []byte {
 
 // unsupportedVersion is the error by which clients of a newer protocol version learn
 // which ones are served.
-func unsupportedVersion(requested string) []byte {
+func unsupportedVersion(requested string, supported []string) []byte {
 	b, err := json.Marshal(map[string]any{
 		"code":    wire.UnsupportedVersion,
 		"message": "protocol version " + requested + " is not served here",
-		"data":    map[string]any{"supported": wire.Versions, "requested": requested},
+		"data":    map[string]any{"supported": supported, "requested": requested},
 	})
 	if err != nil {
 		panic(err) // strings and a number

@@ -84,6 +84,12 @@ func (g *Gateway) modernRequest(w http.ResponseWriter, r *http.Request, caller f
 		g.refuse(w, f.ID(), err)
 		return
 	}
+	if k.visit.Session == "" && g.cfg.Sessions.Separates(k.visit.Scope) {
+		// Nothing tells unnamed senders apart, and such a server must not be shared by
+		// them (case 27). With a handshake each gets a session of its own.
+		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(f.ID(), unsupportedVersion(wire.Version20260728, wire.LegacyVersions)))
+		return
+	}
 	switch f.Method {
 	case wire.Discover:
 		g.discover(w, r, k)
@@ -134,7 +140,7 @@ func checkModern(h http.Header, f wire.Frame, meta wire.Routing) *refusal {
 		return bad
 	}
 	if version != wire.Version20260728 {
-		return &refusal{http.StatusBadRequest, unsupportedVersion(version)}
+		return &refusal{http.StatusBadRequest, unsupportedVersion(version, wire.Versions)}
 	}
 	if bad := checkMeta(f, meta); bad != nil {
 		return bad

@@ -325,3 +325,18 @@ func TestTheStatelessSessionSleeps(t *testing.T) {
 		}
 	})
 }
+
+// Case 27, M8: a server that sessions do not share is not served to senders whom
+// nothing tells apart; they are told to begin with initialize. A named session is
+// served.
+func TestAnUnsharedServerNeedsASession(t *testing.T) {
+	server := shared("a")
+	server.Sharing = config.Session
+	inWorld(t, settings{}, []*config.Server{server}, func(w *world) {
+		for path, status := range map[string]int{"/mcp/a": 400, "/mcp": 400, "/sessions/s/mcp/a": 200} {
+			if got := w.guest(path).send("1", wire.ToolsList, ""); got.status != status || status == 400 && !strings.Contains(got.body, `"supported":["2025-11-25"`) {
+				t.Errorf("%s: %d %s", path, got.status, got.body)
+			}
+		}
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,6 +101,13 @@ func (m *Manager) Serves(scope string) error {
 	}
 	_, err := m.server(scope)
 	return err
+}
+
+// Separates reports whether a scope has a usable server that sessions must not share.
+func (m *Manager) Separates(scope string) bool {
+	return slices.ContainsFunc(m.cfg.Servers, func(s *config.Server) bool {
+		return (scope == "" || s.Name == scope) && s.DisabledReason == "" && s.Sharing != config.Shared
+	})
 }
 
 // Client finds a client by its id, for its principal and scope only; the error for
