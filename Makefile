@@ -1,11 +1,11 @@
-# The one entry: run, test, interop, bench, lint. Whatever these need they install
+# The one entry: run, test, fuzz, interop, bench, lint. Whatever these need they install
 # into the checkout, at the versions pinned in go.mod and in package-lock.json files.
 
 GO     ?= go
 BIN    := bin/roundhouse
 CONFIG ?= .roundhouse/example.mcp.json
 
-.PHONY: all build run test interop bench lint clean
+.PHONY: all build run test fuzz interop bench lint clean
 
 all: build
 
@@ -22,6 +22,11 @@ run: build $(CONFIG)
 
 test:
 	$(GO) test -race -timeout 10m ./...
+
+# fuzz runs every fuzz target for a second, starting from the corpora in testdata/fuzz.
+# What fails is written there. For longer: scripts/fuzz 1m
+fuzz:
+	scripts/fuzz
 
 # interop runs official SDKs, official servers, the official conformance suite and real
 # agents against the built binary.
