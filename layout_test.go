@@ -18,22 +18,23 @@ import (
 var arrows = map[string][]string{
 	"cmd/roundhouse": {"config", "control", "daemon", "fault", "pool", "process", "session", "shim", "socket", "sse", "wire"},
 
-	"internal/daemon": {"config", "control", "front", "gateway", "pool", "process", "session", "socket"},
+	"internal/daemon": {"config", "control", "event", "front", "gateway", "pool", "process", "session", "socket"},
 
 	// Faces.
-	"internal/control": {"config", "fault", "front", "pool", "session", "sse"},
+	"internal/control": {"config", "event", "fault", "front", "pool", "session", "sse"},
 	"internal/gateway": {"fault", "front", "mux", "relay", "session", "sse", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
-	"internal/session":  {"config", "fault", "mux", "pool", "secret", "wire"},
-	"internal/pool":     {"config", "fault", "mux", "process", "secret", "upstream", "wire"},
+	"internal/session":  {"config", "event", "fault", "mux", "pool", "secret", "wire"},
+	"internal/pool":     {"config", "event", "fault", "mux", "process", "secret", "upstream", "wire"},
 	"internal/mux":      {"fault", "upstream", "wire"},
 	"internal/upstream": {"sse", "wire"},
 	"internal/config":   {"secret"},
 	"internal/relay":    {"wire"},
 
 	// Leaves.
+	"internal/event":   nil,
 	"internal/fault":   nil,
 	"internal/process": nil,
 	"internal/secret":  nil,

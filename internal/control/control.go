@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
 	"roundhouse/internal/pool"
@@ -24,6 +25,7 @@ type Config struct {
 	Config   *config.Config   // required
 	Pool     *pool.Pool       // required
 	Sessions *session.Manager // required
+	Events   *event.Feed      // what /api/v1/events tells; nil is nothing
 	Version  string
 	Grace    time.Duration // how long DELETE of a session waits for its calls
 
@@ -53,8 +55,8 @@ func New(cfg Config) *Control {
 	return &Control{cfg: cfg, started: time.Now(), closing: make(chan struct{})}
 }
 
-// CloseStreams ends the streams that follow a server's output, and later ones as soon
-// as they have sent what there was (G1). It may be called twice.
+// CloseStreams ends the streams that follow something, and later ones as soon as
+// they have sent what there was (G1). It may be called twice.
 func (c *Control) CloseStreams() { c.closeOnce.Do(func() { close(c.closing) }) }
 
 // SetReady says whether /readyz answers 200.
@@ -72,6 +74,7 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("POST /api/v1/servers/{name}/restart", c.restart)
 	f.Handle("GET /api/v1/servers/{name}/logs", c.logs)
 	f.Handle("GET /api/v1/connections", c.connections)
+	f.Handle("GET /api/v1/events", c.events)
 	f.Handle("GET /api/v1/sessions", c.sessions)
 	f.Handle("GET /api/v1/sessions/{id}", c.session)
 	f.Handle("DELETE /api/v1/sessions/{id}", c.endSession)

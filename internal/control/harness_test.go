@@ -17,6 +17,7 @@ import (
 	"roundhouse/internal/badserver"
 	"roundhouse/internal/config"
 	"roundhouse/internal/control"
+	"roundhouse/internal/event"
 	"roundhouse/internal/front"
 	"roundhouse/internal/gateway"
 	"roundhouse/internal/pool"
@@ -50,6 +51,7 @@ type world struct {
 	url      string
 	front    http.Handler // what is behind url
 	control  *control.Control
+	feed     *event.Feed
 	sessions *session.Manager
 }
 
@@ -66,18 +68,19 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared := pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Hour})
-	sessions := session.NewManager(session.Config{Pool: shared, Servers: cfg.Servers, Limits: cfg.Sessions})
+	feed := event.NewFeed()
+	shared := pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Hour, Events: feed})
+	sessions := session.NewManager(session.Config{Pool: shared, Servers: cfg.Servers, Limits: cfg.Sessions, Events: feed})
 	f, err := front.New(front.Config{Tokens: cfg.Auth.Tokens})
 	if err != nil {
 		t.Fatal(err)
 	}
 	gateway.New(gateway.Config{Sessions: sessions}).Register(f)
-	c := control.Config{Config: cfg, Pool: shared, Sessions: sessions, Version: "1.2.3", Grace: cfg.Shutdown.Grace}
+	c := control.Config{Config: cfg, Pool: shared, Sessions: sessions, Events: feed, Version: "1.2.3", Grace: cfg.Shutdown.Grace}
 	for _, f := range change {
 		f(&c)
 	}
-	w := &world{t: t, front: f, sessions: sessions, control: control.New(c)}
+	w := &world{t: t, front: f, feed: feed, sessions: sessions, control: control.New(c)}
 	w.control.Register(f)
 	server := httptest.NewServer(f)
 	w.url = server.URL

@@ -15,6 +15,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/control"
+	"roundhouse/internal/event"
 	"roundhouse/internal/front"
 	"roundhouse/internal/gateway"
 	"roundhouse/internal/pool"
@@ -113,17 +114,20 @@ func Run(ctx, hurry context.Context, o Options) error {
 		log.Warn("ended what an earlier daemon left", "process", what)
 	}
 
-	shared := pool.New(pool.Config{Dial: pool.NewDialer(processes, log), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Version: o.Version, Log: log})
+	events := event.NewFeed()
+	shared := pool.New(pool.Config{
+		Dial: pool.NewDialer(processes, log), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Version: o.Version, Log: log, Events: events,
+	})
 	sessions := session.NewManager(session.Config{
 		Pool: shared, Servers: cfg.Servers, Limits: cfg.Sessions, ListWait: cfg.Gateway.ListWait,
-		InteractiveTimeout: cfg.Gateway.InteractiveTimeout, Version: o.Version, Log: log,
+		InteractiveTimeout: cfg.Gateway.InteractiveTimeout, Version: o.Version, Log: log, Events: events,
 	})
 	s := &server{Options: o, pool: shared, sessions: sessions}
 	down.add(func() { s.stop(hurry) })
 
 	s.gateway = gateway.New(gateway.Config{Sessions: sessions, MaxBody: cfg.Gateway.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
-	s.control = control.New(control.Config{Config: cfg, Pool: shared, Sessions: sessions, Version: o.Version, Grace: cfg.Shutdown.Grace, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline})
+	s.control = control.New(control.Config{Config: cfg, Pool: shared, Sessions: sessions, Events: events, Version: o.Version, Grace: cfg.Shutdown.Grace, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline})
 
 	listener, err := listenTCP(ctx, o)
 	if ctx.Err() != nil { // told to stop before it had started

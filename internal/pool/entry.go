@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"time"
 
+	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
 )
 
 // The one door of an entry's state: every transition is here. Functions that end
@@ -19,11 +21,47 @@ func (p *Pool) setLocked(e *entry, s State) {
 		e.timer.Stop()
 		e.timer = nil
 	}
+	p.announceLocked(e, s)
 	e.state = s
 	generation := e.generation
 	p.tellLocked(e, func() {
 		p.cfg.Log.Info("connection "+string(s), "server", e.name, "connection", e.id, "generation", generation)
 	})
+}
+
+// announceLocked publishes that an entry is about to change to the state s.
+func (p *Pool) announceLocked(e *entry, s State) {
+	x := event.Event{}
+	switch s {
+	case Active:
+		switch {
+		case !e.restart.IsZero():
+			x.Kind, x.DurationMs = event.ConnectionRestarted, new(time.Since(e.restart).Milliseconds())
+			e.restart = time.Time{}
+		case e.state == Draining:
+			x.Kind = event.ConnectionResumed
+		case e.state == Recovering:
+			x.Kind = event.ConnectionRecovered
+		default:
+			x.Kind = event.ConnectionOpened
+		}
+	case Draining:
+		x.Kind = event.ConnectionDraining
+	case Recovering:
+		x.Kind = event.ConnectionRecovering
+	case Failed:
+		x.Kind, x.Reason = event.ConnectionFailed, e.err.Error()
+	case Closed:
+		x.Kind, x.Reason = event.ConnectionClosed, e.err.Error()
+	}
+	p.publishLocked(e, x)
+}
+
+// publishLocked publishes what happens to an entry, in the order of its news.
+func (p *Pool) publishLocked(e *entry, x event.Event) {
+	x.Time, x.Principal = time.Now(), e.principal
+	x.Server, x.Connection, x.EntryIndex, x.Generation = e.name, e.id, new(e.index), e.generation
+	p.tellLocked(e, func() { p.cfg.Events.Publish(x) })
 }
 
 // tellLocked has f called without the lock, after whatever else is to be told of
@@ -68,6 +106,9 @@ func (p *Pool) spawnLocked(id string, w Want, h *Holder) *entry {
 	e := &entry{
 		id: id, name: w.Server.Name, server: w.Server, capabilities: w.Capabilities, workspace: w.Workspace,
 		created: time.Now(), state: Spawning, generation: 1, ready: make(chan struct{}), atts: map[*Attachment]struct{}{},
+	}
+	if !w.Server.ShareAcrossPrincipals {
+		e.principal = w.Principal
 	}
 	if id == "" {
 		p.unpooled++
@@ -154,9 +195,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 	p.setLocked(e, Active)
 	if renewed {
 		p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.Renewed(a) })
-		for _, list := range c.cat.differs(before) {
-			p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.ListChanged(a, list) })
-		}
+		p.listsChangedLocked(e, c.cat.differs(before))
 	}
 	p.settleLocked(e)
 	return true
@@ -322,6 +361,18 @@ func (p *Pool) listChanged(e *entry, c *connection, k Kind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if e.conn.Load() == c {
-		p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.ListChanged(a, kindInfo[k].list) })
+		p.listsChangedLocked(e, []mux.List{kindInfo[k].list})
 	}
+}
+
+func (p *Pool) listsChangedLocked(e *entry, lists []mux.List) {
+	if len(lists) == 0 {
+		return
+	}
+	changed := event.Event{Kind: event.CatalogueChanged}
+	for _, list := range lists {
+		changed.Lists = append(changed.Lists, string(list))
+		p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.ListChanged(a, list) })
+	}
+	p.publishLocked(e, changed)
 }

@@ -38,6 +38,7 @@ type world struct {
 	dialing map[string]int // dials under way, by what is dialled
 
 	onLog func(line string) // set before anything is logged; may be nil
+	heard uint64            // the last event that the test has taken
 }
 
 // inWorld runs test in a bubble. Afterwards nothing of the pool may be left: no

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 )
@@ -44,6 +45,7 @@ type Config struct {
 	MaxIdle    time.Duration // T2; 0 is no limit
 	Version    string        // of roundhouse, told to servers; "" is "dev"
 	Log        *slog.Logger  // nil discards
+	Events     *event.Feed   // takes what happens to connections; nil discards
 }
 
 // Pool holds the connections. Its methods may be called at any time. Drain ends
@@ -97,6 +99,7 @@ type entry struct {
 	server       *config.Server
 	capabilities []byte
 	workspace    string
+	principal    string  // whose sessions alone can use it; "" is everybody's
 	owner        *Holder // of an unpooled entry, else nil
 	created      time.Time
 
@@ -109,6 +112,7 @@ type entry struct {
 	err        error // of the last dial or loss
 	atts       map[*Attachment]struct{}
 	waiters    int
+	restart    time.Time       // when the restart began that is under way, else zero
 	timer      *time.Timer     // while draining, and while a failed entry is kept for show
 	exit       string          // how the last process ended
 	output     []string        // what it wrote last

@@ -59,7 +59,8 @@ func (p *Pool) restartLocked(e *entry) *entry {
 	switch e.state {
 	case Failed, Closed:
 		if e.owner == nil {
-			return p.spawnLocked(e.id, Want{Server: e.server, Capabilities: e.capabilities, Workspace: e.workspace}, nil)
+			e = p.spawnLocked(e.id, Want{Server: e.server, Principal: e.principal, Capabilities: e.capabilities, Workspace: e.workspace}, nil)
+			e.restart = time.Now()
 		}
 	case Active, Draining:
 		old := e.conn.Swap(nil)
@@ -67,7 +68,7 @@ func (p *Pool) restartLocked(e *entry) *entry {
 			e.before[k] = old.cat.peek(Kind(k))
 		}
 		e.generation++
-		e.ready = make(chan struct{})
+		e.ready, e.restart = make(chan struct{}), time.Now()
 		p.setLocked(e, Recovering)
 		generation := e.generation
 		p.dying[old] = e

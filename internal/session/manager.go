@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/pool"
 )
@@ -28,6 +29,7 @@ type Config struct {
 	InteractiveTimeout time.Duration // how long a server's request to a client may stay open (M7); 0 is no limit
 	Version            string        // of roundhouse, told to clients of the aggregate
 	Log                *slog.Logger  // nil discards
+	Events             *event.Feed   // takes what happens to sessions; nil discards
 }
 
 // Manager holds the sessions. Its methods may be called at any time; Shutdown ends
@@ -165,6 +167,7 @@ func (m *Manager) open(principal, id, client, workspace string) (*Session, error
 		m.spawn(func() { victim.finishEnd(context.Background(), true) })
 	}
 	m.cfg.Log.Info("session opened", "session", id, "principal", principal)
+	s.publish(event.SessionBegun, "")
 	return s, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/pool"
 )
@@ -66,6 +67,10 @@ func newSession(m *Manager, principal, id, workspace string, minted bool) *Sessi
 // ID returns the session's id.
 func (s *Session) ID() string { return s.id }
 
+func (s *Session) publish(k event.Kind, reason string) {
+	s.m.cfg.Events.Publish(event.Event{Kind: k, Principal: s.principal, Session: s.id, Reason: reason})
+}
+
 // armLocked sets the timer for the next thing that idleness since then brings (N3).
 // Requests leave it alone, since they are many: when it fires it looks at the time of
 // the last one, and is set anew.
@@ -123,6 +128,7 @@ func (s *Session) sleepLocked() (release func()) {
 	return func() {
 		defer close(rested)
 		s.m.cfg.Log.Info("session dormant", "session", s.id)
+		s.publish(event.SessionDormant, "")
 		for _, b := range slices.Backward(order) {
 			b.rest(errEnded)
 		}
@@ -185,6 +191,7 @@ func (s *Session) enterLocked() (begin func()) {
 		}
 		if woke {
 			s.m.cfg.Log.Info("session active", "session", s.id)
+			s.publish(event.SessionResumed, "")
 		}
 	}
 }
@@ -268,6 +275,7 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	m.mu.Unlock()
 	close(s.ended)
 	m.cfg.Log.Info("session closed", "session", s.id, "cause", s.cause)
+	s.publish(event.SessionEnded, s.cause.Message)
 }
 
 // removeClient takes a client off the session after its DELETE. A session that

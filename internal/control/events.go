@@ -1,0 +1,64 @@
+package control
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"roundhouse/internal/event"
+	"roundhouse/internal/front"
+	"roundhouse/internal/sse"
+)
+
+// events streams what happens from now on, or after the event that Last-Event-ID
+// names, as far as it is kept. Who is no admin gets what concerns his own sessions, and
+// the connections that they alone can use.
+func (c *Control) events(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	feed := c.cfg.Events
+	after := feed.Last()
+	out := sse.NewWriter(w, c.cfg.WriteDeadline)
+	if mark := r.Header.Get("Last-Event-ID"); mark != "" {
+		var ok bool
+		if after, ok = feed.Find(mark); !ok { // another daemon's: what it kept has gone with it
+			sendEvent(out, "", event.Event{Kind: event.EventsLost, Time: time.Now()})
+		}
+	}
+	silence := time.NewTicker(c.cfg.KeepAlive)
+	defer silence.Stop()
+	if out.Flush() != nil {
+		return // the caller is gone
+	}
+	for {
+		news, lost, more := feed.After(after)
+		if lost > 0 {
+			sendEvent(out, "", event.Event{Kind: event.EventsLost, Time: time.Now(), Lost: lost})
+		}
+		for _, e := range news {
+			after = e.ID
+			if caller.Admin || e.Principal == caller.Principal {
+				sendEvent(out, feed.Mark(e), e)
+				silence.Reset(c.cfg.KeepAlive)
+			}
+		}
+		if out.Flush() != nil {
+			return // the caller is gone
+		}
+		select {
+		case <-more:
+		case <-silence.C:
+			out.Comment("keep-alive")
+		case <-r.Context().Done():
+			return
+		case <-c.closing:
+			return
+		}
+	}
+}
+
+func sendEvent(out *sse.Writer, mark string, e event.Event) {
+	b, err := json.Marshal(e)
+	if err != nil {
+		panic(err) // strings, numbers and times
+	}
+	out.Event(mark, b)
+}
