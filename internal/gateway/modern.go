@@ -3,14 +3,12 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
@@ -160,7 +158,7 @@ func checkModern(h http.Header, f wire.Frame, meta wire.Routing) *refusal {
 		if err != nil {
 			return badRequest(wire.InvalidParams, "the name or uri in params must be a string")
 		}
-		if bad := agrees(h, nameHeader, "the name in params", func(v string) bool { return says(v, text) }); bad != nil {
+		if bad := agrees(h, nameHeader, "the name in params", func(v string) bool { return wire.HeaderMeans(v, text) }); bad != nil {
 			return bad
 		}
 	}
@@ -207,23 +205,6 @@ func agrees(h http.Header, name, what string, same func(value string) bool) *ref
 		return badRequest(wire.HeaderMismatch, "the header "+name+" does not say the same as "+what)
 	}
 	return nil
-}
-
-// The marks around a header's value that is base64 of UTF-8.
-const (
-	base64Mark = "=?base64?"
-	base64End  = "?="
-)
-
-// says reports whether a header's value means text. What has the marks of base64
-// means what is in it; all else means itself, bytes beyond ASCII included, which not
-// every client encodes.
-func says(value, text string) bool {
-	if len(value) < len(base64Mark)+len(base64End) || !strings.HasPrefix(value, base64Mark) || !strings.HasSuffix(value, base64End) {
-		return value == text
-	}
-	b, err := base64.StdEncoding.Strict().DecodeString(value[len(base64Mark) : len(value)-len(base64End)])
-	return err == nil && utf8.Valid(b) && string(b) == text
 }
 
 // newCall makes of a request that is in order what goes to a server, and who sends it.

@@ -170,7 +170,7 @@ func mirrors(value string, raw []byte) bool {
 	switch raw[0] {
 	case '"':
 		text, err := wire.Text(raw)
-		return err == nil && says(value, text)
+		return err == nil && wire.HeaderMeans(value, text)
 	case 't', 'f':
 		return value == string(raw)
 	}

@@ -12,8 +12,9 @@ import (
 
 // Auto is a link for a server of which it is not known whether it speaks Streamable HTTP
 // or the older HTTP with SSE (case 51). It is an HTTP link, and becomes an SSE link if
-// the server answers initialize with 400, 404 or 405, as old servers do. All methods may
-// be called concurrently, also from a Handler.
+// the server answers initialize with 400, 404 or 405, as old servers do. A JSON-RPC error
+// with such a status is none of theirs. All methods may be called concurrently, also from
+// a Handler.
 type Auto struct {
 	http *HTTP // constant after NewAuto
 	sse  *SSE  // likewise; used if http is not
@@ -63,6 +64,13 @@ func (a *Auto) Send(ctx context.Context, m *Message) error {
 
 // Post is that of HTTP.
 func (a *Auto) Post(m *Message) bool { return a.remote().Post(m) }
+
+// Cancel is that of HTTP.
+func (a *Auto) Cancel(m *Message) { a.remote().Cancel(m) }
+
+// Modern is that of HTTP. The link becomes an SSE link all the same if initialize is
+// refused after Modern("").
+func (a *Auto) Modern(version string) { a.http.Modern(version) }
 
 // Run is that of HTTP or SSE.
 func (a *Auto) Run(h Handler) error {

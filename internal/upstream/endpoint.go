@@ -81,7 +81,7 @@ type endpoint struct {
 // a request to be safe to send twice, which a message is not (R5).
 var ours = []string{
 	"Accept", "Accept-Encoding", "Connection", "Content-Length", "Content-Type", "Expect", "Host", "Idempotency-Key", headerLastID,
-	headerVersion, headerSession, "Te", "Trailer", "Transfer-Encoding", "Upgrade", "X-Idempotency-Key",
+	headerMethod, headerName, headerVersion, headerSession, "Te", "Trailer", "Transfer-Encoding", "Upgrade", "X-Idempotency-Key",
 }
 
 func newEndpoint(config HTTPConfig, schemes ...string) (*endpoint, error) {
@@ -304,18 +304,21 @@ func (e *endpoint) headers(accept string) http.Header {
 type exchange struct {
 	// Constant after newExchange.
 	message *Message
+	modern  string          // the protocol version, of those without sessions; "" for all others
 	ctx     context.Context // ends with the exchange, with the link, or by cancel
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when nothing runs for the exchange any more
 
-	answered bool // owned by the goroutine of the exchange: see remote.answered
+	// Owned by the goroutine of the exchange.
+	answered bool // see remote.answered
+	rawName  bool // Mcp-Name is sent as it is
 
 	written   chan struct{} // closed when the whole message was given to the network
 	writeOnce sync.Once
 }
 
-func newExchange(ctx context.Context, m *Message) *exchange {
-	x := &exchange{message: m, done: make(chan struct{}), written: make(chan struct{})}
+func newExchange(ctx context.Context, m *Message, modern string) *exchange {
+	x := &exchange{message: m, modern: modern, done: make(chan struct{}), written: make(chan struct{})}
 	if m.ID != nil {
 		x.ctx, x.cancel = context.WithCancel(ctx)
 	} else {

@@ -206,6 +206,7 @@ type link interface {
 	Run(Handler) error
 	Abort(error)
 	Close(context.Context)
+	Cancel(*Message)
 }
 
 // remoteLink is a link that runs, for tests in a bubble.

@@ -61,11 +61,8 @@ func (r *remote) deliverFrame(x *exchange, raw []byte) (answered bool) {
 		}
 		f = reply
 	}
-	if x != nil && x.isCall() && f.Kind == wire.Response && (f.ID() == nil || string(f.ID()) == "null") {
-		// Who could not read the id answers without; the stream knows whom.
-		if named, err := wire.Parse(wire.ErrorReply(x.message.ID, f.ErrorValue())); err == nil {
-			f = named
-		}
+	if x != nil {
+		f = x.named(f)
 	}
 	e.frame = flat(f)
 	if x != nil && x.isAnswer(e.frame) {
@@ -90,6 +87,19 @@ func flat(f wire.Frame) wire.Frame {
 		panic("upstream: a frame is none without line ends: " + err.Error())
 	}
 	return again
+}
+
+// named gives an error without an id that of the call. Who could not read the id answers
+// without, and the stream knows whom.
+func (x *exchange) named(f wire.Frame) wire.Frame {
+	if !x.isCall() || f.Kind != wire.Response || f.ID() != nil && string(f.ID()) != "null" {
+		return f
+	}
+	named, err := wire.Parse(wire.ErrorReply(x.message.ID, f.ErrorValue()))
+	if err != nil {
+		return f
+	}
+	return named
 }
 
 // isAnswer reports whether f is the response to the call. Servers that keep numbers as

@@ -17,6 +17,8 @@ import (
 const (
 	headerSession = "Mcp-Session-Id"
 	headerVersion = "Mcp-Protocol-Version"
+	headerMethod  = "Mcp-Method"
+	headerName    = "Mcp-Name"
 	headerLastID  = "Last-Event-Id"
 
 	typeJSON   = "application/json"
@@ -50,13 +52,16 @@ const (
 // server can be made while no stream of it is open, either. Any other HTTP status, and a
 // connection that breaks, fail the one call concerned, or are tried again if it is the
 // GET stream's.
+//
+// Modern makes it a link of a version without handshake and session.
 type HTTP struct {
 	*remote
 
 	// Guarded by mu.
 	session string
-	version string
-	open    int // answers and streams that are being read
+	version string   // of the handshake
+	open    int      // answers and streams that are being read
+	names   spelling // that the server understands
 }
 
 // NewHTTP returns a link. It sends nothing before the first Send, and delivers nothing
@@ -77,14 +82,6 @@ func NewHTTP(config HTTPConfig) (*HTTP, error) {
 // error of connecting, or that of Abort. It is to be called once. When it returns, all
 // goroutines of the link have ended, and handler is not called any more.
 func (h *HTTP) Run(handler Handler) error { return h.run(handler) }
-
-// SetVersion sets the protocol version that requests name from now on. It is for
-// protocols without initialize.
-func (h *HTTP) SetVersion(version string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.version = version
-}
 
 // Close ends the link, waits for its goroutines, and asks the server to end the session.
 // It waits for that no longer than two seconds, or until ctx ends. It is called after
@@ -127,6 +124,9 @@ func (h *HTTP) headers(accept string) http.Header {
 // exchange sends a message and delivers what comes back.
 func (h *HTTP) exchange(x *exchange) {
 	header := h.headers(typeJSON + ", " + typeStream)
+	if x.modern != "" {
+		header = h.modernHeaders(x)
+	}
 	header["Content-Type"] = []string{typeJSON}
 	res, err := h.endpoint.do(x.ctx, request{method: http.MethodPost, header: header, body: x})
 	if err != nil {
@@ -134,9 +134,16 @@ func (h *HTTP) exchange(x *exchange) {
 		return
 	}
 	if res.StatusCode >= 300 {
-		h.refused(x, res)
+		body := readRefusal(res)
+		res.Body.Close()
+		if h.misread(x, body) {
+			h.exchange(x)
+			return
+		}
+		h.refused(x, res, body)
 		return
 	}
+	h.understood(x)
 	if x.message.Method == wire.MethodInitialize {
 		h.setSession(res.Header.Get(headerSession))
 	}
@@ -192,33 +199,28 @@ func (h *HTTP) unreachable(err error) {
 	}
 }
 
-// refused takes an answer with a bad status.
-func (h *HTTP) refused(x *exchange, res *http.Response) {
-	body := readRefusal(res)
-	res.Body.Close()
-	reply, answered := replyIn(body, x)
+// refused takes an answer with a bad status, of which body was read.
+func (h *HTTP) refused(x *exchange, res *http.Response, body []byte) {
+	f, err := wire.Parse(body)
+	answered := err == nil && x.isAnswer(f)
 	session := res.Request.Header.Get(headerSession)
 	if session != "" && (res.StatusCode == http.StatusNotFound || res.StatusCode == http.StatusBadRequest && !answered && namesSession(body)) {
 		h.fail(x, fmt.Errorf("%w (it answered %d)", ErrSessionLost, res.StatusCode), false)
 		h.forget(session)
 		return
 	}
+	if err == nil && !answered && (res.StatusCode == http.StatusBadRequest || res.StatusCode == http.StatusNotFound) {
+		// With these the protocol itself refuses a message. To other statuses any proxy
+		// may add what looks like JSON-RPC.
+		f = x.named(f)
+		answered = x.isAnswer(f)
+	}
 	if answered {
-		h.emit(event{frame: reply, call: x.message.ID})
+		h.emit(event{frame: flat(f), call: x.message.ID})
 		return
 	}
 	// A server that wants to know us first has done nothing.
 	h.fail(x, h.endpoint.refusal(res, body), res.StatusCode != http.StatusUnauthorized)
-}
-
-// replyIn returns the JSON-RPC response to the call that an answer with a bad status may
-// hold.
-func replyIn(body []byte, x *exchange) (wire.Frame, bool) {
-	f, err := wire.Parse(body)
-	if err != nil || !x.isAnswer(f) {
-		return wire.Frame{}, false
-	}
-	return flat(f), true
 }
 
 // namesSession reports whether the body of a 400 is about the session rather than the
@@ -275,7 +277,9 @@ func (h *HTTP) learn(f wire.Frame) {
 		}
 		// A version that we do not know ends the handshake, and is no header.
 		if version, err := wire.Text(m.Value.Of(result)); err == nil && wire.KnownVersion(version) {
-			h.SetVersion(version)
+			h.mu.Lock()
+			h.version = version
+			h.mu.Unlock()
 		}
 	}
 }

@@ -20,3 +20,7 @@ func (s *Stdio) Post(m *Message) bool {
 	signal(s.wake)
 	return true
 }
+
+// Cancel does nothing: a server on the other end of a pipe learns from
+// notifications/cancelled that a call is.
+func (s *Stdio) Cancel(*Message) {}

@@ -46,6 +46,7 @@ type remote struct {
 
 	mu          sync.Mutex
 	running     bool
+	modern      string               // see HTTP.Modern
 	closing     bool                 // closed is closed
 	waiting     int                  // messages of Post that wait for a slot
 	calls       map[string]*exchange // in flight, by id
@@ -207,13 +208,16 @@ func (r *remote) launch(m *Message, slot bool) error {
 	if r.closing {
 		return ErrClosed
 	}
+	if m.withdrawn || r.modern != "" && m.Method == wire.Cancelled {
+		return nil // Nobody waits for it, or it means nothing.
+	}
 	if wait {
 		if r.waiting == maxWaiting {
 			return errBusy
 		}
 		r.waiting++
 	}
-	x := newExchange(r.ctx, m)
+	x := newExchange(r.ctx, m, r.modern)
 	r.asking++
 	switch {
 	case m.Method == wire.Cancelled:
@@ -352,6 +356,23 @@ func (r *remote) withdraw(x, target *exchange) {
 	}
 	r.carry(x)
 	target.cancel()
+}
+
+// Cancel withdraws a call of 2026-07-28, by which the server knows that it is cancelled:
+// its stream is closed, or it is not sent if it has not left yet. No answer is to be
+// expected any more, but one that was on its way may still be delivered. Of an older
+// version's call Cancel does nothing: notifications/cancelled says it there. It never
+// waits.
+func (r *remote) Cancel(m *Message) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if x := r.calls[string(m.ID)]; x != nil && x.message == m {
+		if x.modern != "" {
+			x.cancel()
+		}
+		return
+	}
+	m.withdrawn = r.modern != ""
 }
 
 // fail tells that the message was not answered, or not taken. Nobody waits for a

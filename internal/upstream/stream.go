@@ -73,7 +73,7 @@ func (h *HTTP) follow(x *exchange, body io.ReadCloser) {
 
 // resume opens a call's stream again.
 func (h *HTTP) resume(x *exchange, at *position, attempt *int) (io.ReadCloser, error) {
-	if !at.canResume() {
+	if x.modern != "" || !at.canResume() {
 		return nil, ErrInterrupted
 	}
 	limit := maxResumes

@@ -7,6 +7,7 @@ package upstream
 
 import (
 	"errors"
+	"net/http"
 	"sync/atomic"
 
 	"roundhouse/internal/wire"
@@ -39,8 +40,13 @@ type Message struct {
 	// Name is the tool or prompt that a request calls, or the URI of the resource that
 	// it reads; "" otherwise.
 	Name string
+	// Header is what a request to an HTTP link of 2026-07-28 carries beside the headers
+	// that follow from Method and Name: those that repeat arguments, Mcp-Param-…, by
+	// their canonical names. It must not be changed after Send; nil is none.
+	Header http.Header
 
-	sent atomic.Bool
+	sent      atomic.Bool
+	withdrawn bool // by Cancel before Send; guarded by the link's mutex
 }
 
 // NewMessage returns a message of b, which it keeps, and describes it by what it reads
