@@ -1,5 +1,5 @@
 # The one entry: run, test, fuzz, interop, bench, lint. Whatever these need they install
-# into the checkout, at the versions pinned in go.mod and in package-lock.json files.
+# into the checkout, at the versions pinned in go.mod, package-lock.json and requirements.txt files.
 
 GO     ?= go
 BIN    := bin/roundhouse
@@ -28,16 +28,21 @@ test:
 fuzz:
 	scripts/fuzz
 
-# interop runs official SDKs, official servers, the official conformance suite and real
+# interop runs official SDKs of three languages, official servers, the official conformance suite and real
 # agents against the built binary.
 SUITES := interop interop/conformance interop/agents
 
-interop: build $(SUITES:%=%/node_modules/.package-lock.json)
+interop: build $(SUITES:%=%/node_modules/.package-lock.json) interop/python/.venv/installed
 	for suite in $(SUITES); do (cd $$suite && ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) npm test --silent) || exit 1; done
 	ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) $(GO) test -tags interop -count=1 -timeout 10m ./interop/... ./internal/upstream/
 
 %/node_modules/.package-lock.json: %/package-lock.json
 	cd $* && npm ci --no-audit --no-fund --silent
+
+interop/python/.venv/installed: interop/python/requirements.txt
+	python3 -m venv --clear $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
+	touch $@
 
 bench: build
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/...
@@ -54,4 +59,4 @@ lint:
 	test -z "$$($(GO) fix -diff ./...)" || { $(GO) fix -diff ./...; exit 1; }
 
 clean:
-	rm -rf bin .roundhouse $(SUITES:%=%/node_modules)
+	rm -rf bin .roundhouse $(SUITES:%=%/node_modules) interop/python/.venv

@@ -10,7 +10,7 @@ import { dirname, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-const root = resolve(dirname(fileURLToPath(import.meta.url)), '..');
+export const root = resolve(dirname(fileURLToPath(import.meta.url)), '..');
 const binary = resolve(process.env.ROUNDHOUSE_BIN ?? join(root, '..', 'bin', 'roundhouse'));
 
 // Everything a test started and has not ended yet; what is left when the test process exits, for
