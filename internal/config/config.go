@@ -54,7 +54,25 @@ type Pool struct {
 	Transports []Transport   // those shared by default; stdio and ws
 	DrainDelay time.Duration // T1; 30 s
 	MaxIdle    time.Duration // T2; 5 min
+	Budget     Budget
 }
+
+// Budget is the "pool.budget" section: how much may live at once (B1).
+type Budget struct {
+	Mode      BudgetMode // BudgetWarn if there is a limit, else BudgetOff
+	Servers   int        // servers that live or still end, by name; 0 is no limit
+	Processes int        // child processes; 0 is no limit
+}
+
+// BudgetMode is what happens at the limits of a budget.
+type BudgetMode string
+
+// The budget modes.
+const (
+	BudgetOff     BudgetMode = "off"
+	BudgetWarn    BudgetMode = "warn"    // an event says that little is left
+	BudgetEnforce BudgetMode = "enforce" // and what is over it is refused
+)
 
 // Gateway is the "gateway" section.
 type Gateway struct {

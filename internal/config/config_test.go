@@ -42,6 +42,7 @@ func TestDefaults(t *testing.T) {
 		Sessions: config.Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour},
 		Pool: config.Pool{
 			Enabled: true, Transports: []config.Transport{config.Stdio, config.WebSocket}, DrainDelay: 30 * time.Second, MaxIdle: 5 * time.Minute,
+			Budget: config.Budget{Mode: config.BudgetOff},
 		},
 		Gateway: config.Gateway{
 			MaxBody: 64 << 20, KeepAlive: 15 * time.Second, WriteDeadline: 10 * time.Second, ListWait: 15 * time.Second, InteractiveTimeout: 10 * time.Minute,
@@ -477,9 +478,37 @@ func TestHugeFilesAreRefused(t *testing.T) {
 
 // Settings for which this version has no code yet are errors, not silent.
 func TestLaterSettingsAreErrors(t *testing.T) {
-	for _, setting := range []string{`"llm": {}`, `"store": ""`, `"sessions": {"kinds": {}}`, `"pool": {"budget": {}}`} {
+	for _, setting := range []string{`"llm": {}`, `"store": ""`, `"sessions": {"kinds": {}}`} {
 		if _, err := parse(t, `{"mcpServers": {}, `+setting+`}`); err == nil || !strings.Contains(err.Error(), "does not have this setting yet") {
 			t.Errorf("%s: %v", setting, err)
+		}
+	}
+}
+
+// B1: the mode of a budget with a limit is warn unless the file says otherwise; a mode
+// without a limit is an error, because it has no effect.
+func TestTheModeOfABudget(t *testing.T) {
+	for text, want := range map[string]config.Budget{
+		`{}`:                                {Mode: config.BudgetOff},
+		`{"servers": 20}`:                   {Mode: config.BudgetWarn, Servers: 20},
+		`{"processes": 3}`:                  {Mode: config.BudgetWarn, Processes: 3},
+		`{"mode": "enforce", "servers": 2}`: {Mode: config.BudgetEnforce, Servers: 2},
+		`{"servers": 2, "mode": "off"}`:     {Mode: config.BudgetOff, Servers: 2},
+		`{"mode": "off"}`:                   {Mode: config.BudgetOff},
+		`{"mode": "warn"}`:                  {},
+		`{"mode": "enforce"}`:               {},
+		`{"mode": "strict", "servers": 1}`:  {},
+		`{"servers": 0}`:                    {},
+	} {
+		cfg, err := config.Parse("/conf/x.json", []byte(`{"mcpServers": {}, "pool": {"budget": `+text+`}}`), config.Options{})
+		if want == (config.Budget{}) {
+			if err == nil {
+				t.Errorf("%s is accepted", text)
+			}
+			continue
+		}
+		if err != nil || cfg.Pool.Budget != want {
+			t.Errorf("%s: %+v, %v", text, cfg, err)
 		}
 	}
 }

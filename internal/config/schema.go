@@ -71,7 +71,11 @@ func (k flag[T]) schema(defaults *T) schema {
 }
 
 func (k count[T]) schema(defaults *T) schema {
-	return schema{"type": "integer", "minimum": 1, "default": *k.at(defaults)}
+	s := schema{"type": "integer", "minimum": 1}
+	if n := *k.at(defaults); n > 0 {
+		s["default"] = n
+	}
+	return s
 }
 
 func (k size[T]) schema(defaults *T) schema {

@@ -47,7 +47,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			key := path + strings.ToLower(name[:1]) + name[1:]
 			switch value := v.Field(i).Interface().(type) {
 			case []*config.Server, []config.Problem:
-			case config.Sessions, config.Pool, config.Gateway, config.Shutdown, config.Autostart, config.Auth:
+			case config.Sessions, config.Pool, config.Budget, config.Gateway, config.Shutdown, config.Autostart, config.Auth:
 				walk(key+".", v.Field(i))
 			case time.Duration:
 				text, _ := property(t, tree, key)["default"].(string)
@@ -57,7 +57,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			default:
 				switch key {
 				case "file", "listenGiven":
-				case "stateDir", "socket", "auth.tokens", "publicNames", "allowedOrigins":
+				case "stateDir", "socket", "auth.tokens", "publicNames", "allowedOrigins", "pool.budget.mode", "pool.budget.servers", "pool.budget.processes":
 					if d, ok := property(t, tree, key)["default"]; ok {
 						t.Errorf("%s has the default %v", key, d)
 					}

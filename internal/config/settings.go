@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"net/netip"
@@ -23,6 +24,8 @@ type document struct {
 	servers  []node // the objects that hold server entries
 	listenAt node   // where "listen" stands, or zero
 	ownState bool   // whether somebody chose StateDir
+
+	budgetMode BudgetMode // as the file gives it, or ""
 }
 
 // Defaults returns the configuration without a file, flags, or variables that set
@@ -41,6 +44,7 @@ func defaults(env func(string) (string, bool)) *Config {
 			Transports: []Transport{Stdio, WebSocket},
 			DrainDelay: 30 * time.Second,
 			MaxIdle:    5 * time.Minute,
+			Budget:     Budget{Mode: BudgetOff},
 		},
 		Gateway: Gateway{
 			MaxBody:            64 << 20,
@@ -171,7 +175,20 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 			kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Pool.MaxIdle }},
 		}, {
 			name: "budget",
-			kind: later[document]{},
+			doc:  "How much may live at once. A server counts once, however many connections it has, until the last of its processes is gone.",
+			kind: section[document]{check: checkBudget, object: object[document]{fields: []field[document]{{
+				name: "servers",
+				doc:  "The most servers.",
+				kind: count[document]{at: func(d *document) *int { return &d.Pool.Budget.Servers }},
+			}, {
+				name: "processes",
+				doc:  "The most child processes.",
+				kind: count[document]{at: func(d *document) *int { return &d.Pool.Budget.Processes }},
+			}, {
+				name: "mode",
+				doc:  "What happens at the limits: \"warn\", the default if there is one, publishes an event when three quarters are held; \"enforce\" also refuses what is over them; \"off\" does nothing.",
+				kind: choice[document, BudgetMode]{options: budgetModes, at: func(d *document) *BudgetMode { return &d.budgetMode }},
+			}}}},
 		}}}},
 	}, {
 		name: "gateway",
@@ -352,6 +369,20 @@ func checkShutdown(r *reader, n node, d *document, _ seen) {
 	if d.Shutdown.Grace > d.Shutdown.Total {
 		r.errorAtKey(n, "grace is longer than total, of which it is a part (total is %s if not given)",
 			formatDuration(Defaults().Shutdown.Total))
+	}
+}
+
+var budgetModes = []BudgetMode{BudgetOff, BudgetWarn, BudgetEnforce}
+
+// checkBudget settles the mode, whose default depends on the limits, and refuses one
+// without effect.
+func checkBudget(r *reader, n node, d *document, found seen) {
+	mode := &d.Pool.Budget.Mode
+	switch limited := found.has("servers") || found.has("processes"); {
+	case limited:
+		*mode = cmp.Or(d.budgetMode, BudgetWarn)
+	case d.budgetMode == BudgetWarn || d.budgetMode == BudgetEnforce:
+		r.errorAtKey(n, "has no limit, so its mode has no effect; add \"servers\" or \"processes\"")
 	}
 }
 

@@ -23,7 +23,7 @@ const (
 // What happens to the budget.
 const (
 	BudgetWarning Kind = "budget_warning" // three quarters are held
-	BudgetRefused Kind = "budget_refused" // one or more servers were refused, or would have been
+	BudgetRefused Kind = "budget_refused" // one or more servers were refused at about the same time
 )
 
 // What happens to the configuration.
@@ -62,5 +62,6 @@ type Event struct {
 	Lists      []string `json:"lists,omitempty"`      // that differ from before
 	DurationMs *int64   `json:"durationMs,omitempty"` // of a restart
 	Reason     string   `json:"reason,omitempty"`     // why, for people
+	Refused    []string `json:"refused,omitempty"`    // servers that are over the budget
 	Lost       uint64   `json:"lost,omitempty"`       // events, anybody's; 0 is an unknown number
 }

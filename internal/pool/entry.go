@@ -143,6 +143,7 @@ func (p *Pool) removeLocked(e *entry) {
 func (p *Pool) dialLocked(e *entry) {
 	base, stop := context.WithCancelCause(context.Background())
 	e.stop = stop
+	p.dials[e]++
 	generation, before := e.generation, e.before
 	p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(base, e.server.StartTimeout)
@@ -168,10 +169,14 @@ func (p *Pool) dialLocked(e *entry) {
 func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.dials[e]--; p.dials[e] == 0 {
+		delete(p.dials, e)
+	}
 	if e.state.terminal() || e.generation != generation {
 		if c != nil {
 			p.dying[c] = e
 		}
+		p.rearmLocked()
 		return false
 	}
 	renewed := e.state == Recovering
@@ -185,6 +190,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		}
 		p.setLocked(e, Failed)
 		p.keepFailedLocked(e)
+		p.rearmLocked()
 		p.tellLocked(e, func() {
 			p.cfg.Log.Warn("a server did not start", "server", e.name, "connection", e.id, "err", err)
 		})
@@ -192,6 +198,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		return false
 	}
 	e.conn.Store(c)
+	delete(p.budget.refused, e.name) // B2
 	p.setLocked(e, Active)
 	if renewed {
 		p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.Renewed(a) })
@@ -269,6 +276,7 @@ func (p *Pool) bury(e *entry, c *connection) {
 	defer p.mu.Unlock()
 	e.exit, e.output, e.written = exit, output, c.generation
 	delete(p.dying, c)
+	p.rearmLocked()
 	switch {
 	case !p.drained:
 	case forced == nil:

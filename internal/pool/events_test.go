@@ -107,6 +107,7 @@ func TestAnEventNamesThePrincipalOfAConnection(t *testing.T) {
 		own.Sharing = config.Session
 		x.Server, x.Principal = &own, "bob"
 		w.acquireWith(w.pool.NewHolder("b"), x)
+		synctest.Wait()
 		s.set(func(s *script) { s.dialErr = errRefused })
 		w.proc().die("exit status 1")
 		w.pool.Restart(context.Background(), "files")

@@ -43,6 +43,7 @@ type Config struct {
 	Dial       Dialer        // required
 	DrainDelay time.Duration // T1; 0 closes at the last detach
 	MaxIdle    time.Duration // T2; 0 is no limit
+	Budget     config.Budget // B1; the zero value has no limits
 	Version    string        // of roundhouse, told to servers; "" is "dev"
 	Log        *slog.Logger  // nil discards
 	Events     *event.Feed   // takes what happens to connections; nil discards
@@ -64,7 +65,9 @@ type Pool struct {
 	mu       sync.Mutex
 	entries  map[string]*entry      // by id; failed ones too, for a while or until they are replaced
 	dying    map[*connection]*entry // connections that have ended but whose processes may still live
+	dials    map[*entry]int         // dials that have not ended, of entries that have ended too
 	next     map[string]int         // server name → index of its next entry (S8)
+	budget   budget
 	unpooled uint64
 	drained  bool
 	report   DrainReport // of what ended since drained was set
@@ -85,7 +88,8 @@ func New(cfg Config) *Pool {
 		panic(err) // two strings
 	}
 	p := &Pool{cfg: cfg, key: key, clientInfo: info,
-		entries: map[string]*entry{}, dying: map[*connection]*entry{}, next: map[string]int{}}
+		entries: map[string]*entry{}, dying: map[*connection]*entry{}, dials: map[*entry]int{}, next: map[string]int{},
+		budget: budget{refused: map[string]Refusal{}, warned: map[limit]bool{}}}
 	p.hurry, p.hurryNow = context.WithCancelCause(context.Background())
 	return p
 }
@@ -165,8 +169,9 @@ var ErrReleased = errors.New("the session has ended or gone dormant")
 // Acquire attaches the holder to the connection that w asks for, dialling it if
 // none lives (S1, S2). It waits under ctx; a dial that nobody waits for any more
 // goes on. Errors: fault.Draining, fault.StartFailed, fault.StartTimeout,
-// fault.Interrupted for a server that ended as soon as it had started, ErrReleased, or
-// the cause of ctx.
+// fault.Interrupted for a server that ended as soon as it had started,
+// fault.BudgetExhausted for one that is over the budget (B2), ErrReleased, or the cause
+// of ctx.
 func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 	p := h.pool
 	id := ""
@@ -189,6 +194,9 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 			e = p.entries[id]
 		}
 		if e == nil || e.state.terminal() && mine == nil {
+			if err := p.admitLocked(w.Server); err != nil {
+				return nil, err
+			}
 			e = p.spawnLocked(id, w, h)
 			if id == "" {
 				mine = e
@@ -294,6 +302,7 @@ func (p *Pool) Drain(ctx context.Context, force bool) DrainReport {
 	}
 	p.mu.Lock()
 	p.drained = true
+	p.tellRefusalsLocked()
 	for _, e := range p.entries {
 		if e.state.terminal() {
 			p.removeLocked(e)

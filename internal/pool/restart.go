@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 )
 
@@ -15,10 +16,18 @@ type Restarted struct {
 	ID         string
 	Index      int
 	OK         bool
+	Skipped    bool // it was not tried; Reason is one of the Skip words
 	Duration   time.Duration
 	Reason     string // why not, if not OK
 	Generation uint64
 }
+
+// Why a restart is not tried (R7).
+const (
+	SkipInFlight = "in_flight"           // the first start is under way
+	SkipBudget   = "budget_would_exceed" // it does not live, and may not
+	SkipDisabled = "disabled"            // the server is not to be used
+)
 
 // Restart ends and starts anew every connection of a server, at the same time;
 // attachments stay. Calls in flight are interrupted. A restart under way is waited
@@ -26,31 +35,69 @@ type Restarted struct {
 // a connection, and so once the pool drains, there are none. ctx bounds the waiting, not
 // the restarts.
 func (p *Pool) Restart(ctx context.Context, name string) []Restarted {
+	return p.restart(ctx, name, func(*entry) bool { return true })
+}
+
+// RestartOne is Restart of the connection with that index, which the result is then of;
+// it is empty if there is none.
+func (p *Pool) RestartOne(ctx context.Context, name string, index int) []Restarted {
+	return p.restart(ctx, name, func(e *entry) bool { return e.index == index })
+}
+
+func (p *Pool) restart(ctx context.Context, name string, chosen func(*entry) bool) []Restarted {
 	begun := time.Now()
-	entries := p.restartAll(name)
-	results := make([]Restarted, 0, len(entries))
-	for _, e := range entries {
-		results = append(results, p.restarted(ctx, e, begun))
+	jobs := p.restartAll(name, chosen)
+	results := make([]Restarted, 0, len(jobs))
+	for _, j := range jobs {
+		if j.skipped != "" {
+			results = append(results, Restarted{ID: j.entry.id, Index: j.entry.index, Skipped: true, Reason: j.skipped, Generation: j.generation})
+			continue
+		}
+		results = append(results, p.restarted(ctx, j.entry, begun))
 	}
 	return results
 }
 
-// restartAll puts the entries of a server into recovery and returns them in the order
-// of their indexes.
-func (p *Pool) restartAll(name string) []*entry {
+// restarting is one entry's part of a restart.
+type restarting struct {
+	entry      *entry
+	generation uint64
+	skipped    string // why it is not restarted, or ""
+}
+
+// restartAll puts the chosen entries of a server into recovery and returns them in the
+// order of their indexes.
+func (p *Pool) restartAll(name string, chosen func(*entry) bool) []restarting {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var entries []*entry
+	var jobs []restarting
 	for _, e := range p.entries {
-		if e.name == name {
-			entries = append(entries, e)
+		if e.name == name && chosen(e) {
+			jobs = append(jobs, restarting{entry: e})
 		}
 	}
-	slices.SortFunc(entries, func(a, b *entry) int { return cmp.Compare(a.index, b.index) })
-	for i, e := range entries {
-		entries[i] = p.restartLocked(e)
+	slices.SortFunc(jobs, func(a, b restarting) int { return cmp.Compare(a.entry.index, b.entry.index) })
+	for i := range jobs {
+		j := &jobs[i]
+		if j.skipped = p.skipLocked(j.entry); j.skipped == "" {
+			j.entry = p.restartLocked(j.entry)
+		} else {
+			p.publishLocked(j.entry, event.Event{Kind: event.RestartRefused, Reason: j.skipped})
+		}
+		j.generation = j.entry.generation
 	}
-	return entries
+	return jobs
+}
+
+// skipLocked returns why an entry cannot be restarted now, or "".
+func (p *Pool) skipLocked(e *entry) string {
+	switch {
+	case e.state == Spawning && e.restart.IsZero():
+		return SkipInFlight
+	case e.state == Failed && e.owner == nil && p.admitLocked(e.server) != nil:
+		return SkipBudget
+	}
+	return ""
 }
 
 // restartLocked puts a live entry into recovery and returns it; for a failed one it

@@ -84,6 +84,7 @@ func (s *Session) gather(c *Client, kind pool.Kind) ([]part, error) {
 				parts[i].listing = l
 			case ctx.Err() != nil && s.ctx.Err() == nil:
 				s.tellWhenThere(c, b, kind)
+			case fault.Is(err, fault.BudgetExhausted): // the pool tells of all whom it refuses
 			default:
 				s.m.cfg.Log.Warn("a server is left out of a list", "session", s.id, "server", b.server.Name, "list", kind.String(), "err", err)
 			}
