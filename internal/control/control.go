@@ -71,7 +71,8 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("GET /api/v1/status", c.status)
 	f.Handle("GET /api/v1/servers", c.servers)
 	f.Handle("GET /api/v1/servers/{name}", c.server)
-	f.Handle("POST /api/v1/servers/{name}/restart", c.restart)
+	f.Handle("POST /api/v1/servers/{name}/restart", c.restartServer)
+	f.Handle("POST /workspace/mcp/{name}/restart", c.restartWorkspace)
 	f.Handle("GET /api/v1/servers/{name}/logs", c.logs)
 	f.Handle("GET /api/v1/connections", c.connections)
 	f.Handle("GET /api/v1/events", c.events)
@@ -101,6 +102,7 @@ type Status struct {
 	Disabled     int                `json:"disabledServers"`
 	Connections  map[pool.State]int `json:"connections"`
 	session.Stats
+	Budget   pool.BudgetInfo  `json:"budget"`
 	Problems []config.Problem `json:"problems"`
 }
 
@@ -117,7 +119,7 @@ func (c *Control) status(w http.ResponseWriter, _ *http.Request, caller front.Ca
 	cfg := c.cfg.Config
 	st := Status{
 		Version: c.cfg.Version, StartedAt: c.started, UptimeMs: time.Since(c.started).Milliseconds(), Capabilities: c.capabilities(),
-		Pooling: cfg.Pool.Enabled, Servers: len(cfg.Servers), Connections: map[pool.State]int{}, Stats: c.cfg.Sessions.Stats(), Problems: []config.Problem{},
+		Pooling: cfg.Pool.Enabled, Servers: len(cfg.Servers), Connections: map[pool.State]int{}, Stats: c.cfg.Sessions.Stats(), Budget: c.cfg.Pool.Budget(), Problems: []config.Problem{},
 	}
 	if caller.Admin {
 		st.Config = cfg.File
@@ -243,37 +245,6 @@ func (c *Control) server(w http.ResponseWriter, r *http.Request, caller front.Ca
 }
 
 var errAdmin = fault.New(fault.Forbidden, "this concerns every principal's sessions and needs a token with \"admin\": true")
-
-// Restarted is how the restart of one connection went.
-type Restarted struct {
-	EntryIndex int    `json:"entryIndex"`
-	Restarted  bool   `json:"restarted"`
-	DurationMs int64  `json:"durationMs"`
-	Reason     string `json:"reason,omitempty"`
-}
-
-func (c *Control) restart(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	s, err := c.find(r)
-	if err == nil && !caller.Admin {
-		err = errAdmin
-	}
-	if q := r.URL.Query().Get("entry"); q != "" && q != "*" && err == nil {
-		err = fault.New(fault.BadRequest, "entry must be *: all connections of a server restart together")
-	}
-	if err != nil {
-		front.WriteError(w, err)
-		return
-	}
-	if s.DisabledReason != "" {
-		front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "restarted": false, "skipped": true, "reason": "disabled"}) // R7
-		return
-	}
-	entries := []Restarted{}
-	for _, e := range c.cfg.Pool.Restart(r.Context(), s.Name) {
-		entries = append(entries, Restarted{e.Index, e.OK, e.Duration.Milliseconds(), e.Reason})
-	}
-	front.WriteJSON(w, http.StatusOK, map[string]any{"server": s.Name, "entries": entries})
-}
 
 func (c *Control) connections(w http.ResponseWriter, r *http.Request, caller front.Caller) {
 	processes, err := flag(r, "processes")

@@ -42,6 +42,8 @@ var routes = []struct {
 	{"GET", "/api/v1/servers/none", 404, 404},
 	{"POST", "/api/v1/servers/a/restart", 200, 403},
 	{"POST", "/api/v1/servers/none/restart", 404, 404},
+	{"POST", "/workspace/mcp/a/restart", 200, 403},
+	{"POST", "/workspace/mcp/none/restart", 404, 404},
 	{"GET", "/api/v1/servers/a/logs", 200, 403},
 	{"GET", "/api/v1/servers/none/logs", 404, 404},
 	{"GET", "/api/v1/connections", 200, 200},

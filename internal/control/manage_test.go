@@ -11,18 +11,11 @@ import (
 	"roundhouse/internal/session"
 )
 
-type restarted struct {
-	Server    string
-	Entries   []control.Restarted
-	Restarted *bool
-	Skipped   bool
-	Reason    string
-}
-
-func (w *world) restart(query string) restarted {
+// restart restarts what a path names, at once as the answer has it.
+func (w *world) restart(path string) control.RestartReply {
 	w.t.Helper()
-	r := w.send("", "POST", "/api/v1/servers/a/restart"+query, "")
-	var v restarted
+	r := w.send("", "POST", path, "")
+	var v control.RestartReply
 	if err := json.Unmarshal(r.body, &v); err != nil || r.status != 200 {
 		w.t.Fatalf("restart: %d %s %v", r.status, r.body, err)
 	}
@@ -31,7 +24,7 @@ func (w *world) restart(query string) restarted {
 
 // R6: a restart gives every connection of the server a new process; sessions stay.
 func TestRestart(t *testing.T) {
-	for _, query := range []string{"", "?entry=*"} {
+	for _, path := range []string{"/api/v1/servers/a/restart", "/api/v1/servers/a/restart?entry=*", "/api/v1/servers/a/restart?entry=0", "/workspace/mcp/a/restart?entryIndex=*"} {
 		w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER"}, "b": {"command": "SERVER"}}}`)
 		one, two := w.client("", "a", "s1"), w.client("", "a", "s2")
 		w.client("", "b", "s1")
@@ -39,8 +32,8 @@ func TestRestart(t *testing.T) {
 		before, other := w.connections("", "a")[0], w.connections("", "b")[0]
 		slow := two.begin(600000)
 
-		r := w.restart(query)
-		if r.Server != "a" || len(r.Entries) != 1 || !r.Entries[0].Restarted || r.Entries[0].EntryIndex != 0 || r.Entries[0].Reason != "" {
+		r := w.restart(path)
+		if r.Server+r.ServerName != "a" || len(r.Entries) != 0 || !r.Restarted.Restarted || *r.EntryIndex != 0 || r.Reason != "" || r.Skipped || *r.DurationMs < 0 {
 			t.Errorf("%+v", r)
 		}
 		if reason := receive(t, slow); reason != "interrupted" {
@@ -63,29 +56,66 @@ func TestRestart(t *testing.T) {
 func TestRestartThatFails(t *testing.T) {
 	w := newWorld(t, fmt.Sprintf(`{"mcpServers": {"a": {"command": "sh", "args": ["-c", "mkdir %s && exec SERVER"]}}}`, t.TempDir()+"/once"))
 	w.client("", "a", "s1")
-	r := w.restart("")
-	if len(r.Entries) != 1 || r.Entries[0].Restarted || !strings.Contains(r.Entries[0].Reason, `server "a" did not start`) {
+	r := w.restart("/api/v1/servers/a/restart")
+	if r.Restarted.Restarted || r.Skipped || !strings.Contains(r.Reason, `server "a" did not start`) {
 		t.Errorf("%+v", r)
 	}
 }
 
-// R7: a server without a connection has nothing to restart, a disabled one is skipped,
-// and a single entry is refused instead of restarting all.
-func TestRestartOfNothing(t *testing.T) {
-	w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER"}, "off": {"command": "SERVER", "disabled": true}}}`)
-	if r := w.restart(""); r.Entries == nil || len(r.Entries) != 0 || r.Skipped {
+// R6: of several connections each has its result, and one can be restarted alone.
+func TestRestartOfOneOfSeveral(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER", "sharing": "session"}}}`)
+	w.client("", "a", "s1")
+	w.client("", "a", "s2")
+	before := w.connections("", "a")
+	if r := w.restart("/api/v1/servers/a/restart"); r.Restarted != nil || len(r.Entries) != 2 || !r.Entries[0].Restarted || *r.Entries[1].EntryIndex != 1 {
 		t.Errorf("%+v", r)
 	}
-	if r := w.send("", "POST", "/api/v1/servers/off/restart", ""); string(r.body) != `{"reason":"disabled","restarted":false,"server":"off","skipped":true}` {
+	middle := w.connections("", "a")
+	if r := w.restart("/workspace/mcp/a/restart?entryIndex=1"); r.Restarted == nil || !r.Restarted.Restarted || r.ServerName != "a" || *r.EntryIndex != 1 {
+		t.Errorf("%+v", r)
+	}
+	after := w.connections("", "a")
+	if before[0].PID == middle[0].PID || before[1].PID == middle[1].PID || middle[0].PID != after[0].PID || middle[1].PID == after[1].PID {
+		t.Errorf("before %+v, then %+v, after %+v", before, middle, after)
+	}
+	for query, status := range map[string]int{"2": 404, "x": 400, "-1": 400, "0.5": 400} {
+		if r := w.send("", "POST", "/api/v1/servers/a/restart?entry="+query, ""); r.status != status {
+			t.Errorf("entry=%s: %d %s", query, r.status, r.body)
+		}
+	}
+	if w.connections("", "a")[0].PID != after[0].PID {
+		t.Error("a refused restart restarts")
+	}
+}
+
+// R7: a server without a connection has nothing to restart, and a disabled one is skipped.
+func TestRestartOfNothing(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {"a": {"command": "SERVER"}, "off": {"command": "SERVER", "disabled": true}}}`)
+	if r := w.send("", "POST", "/api/v1/servers/a/restart", ""); string(r.body) != `{"server":"a","entries":[]}` {
 		t.Errorf("%s", r.body)
 	}
-	w.client("", "a", "")
-	pid := w.connections("", "a")[0].PID
-	if r := w.send("", "POST", "/api/v1/servers/a/restart?entry=0", ""); r.status != 400 {
-		t.Errorf("%d %s", r.status, r.body)
+	if r := w.send("", "POST", "/workspace/mcp/off/restart", ""); string(r.body) != `{"serverName":"off","restarted":false,"skipped":true,"reason":"disabled"}` {
+		t.Errorf("%s", r.body)
 	}
-	if now := w.connections("", "a")[0].PID; now != pid {
-		t.Error("a refused restart restarts")
+}
+
+// R7, B1: a connection that does not live, and for which the budget has no room, is not
+// restarted.
+func TestRestartOverTheBudget(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {
+		"a":      {"command": "SERVER"},
+		"failed": {"command": "SERVER", "args": ["-fail-start"]}},
+		"pool": {"budget": {"servers": 1, "mode": "enforce"}}}`)
+	w.send("", "POST", "/mcp/failed", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`)
+	eventually(t, "nothing is held", func() bool { return len(get[control.Status](w, "", "/api/v1/status").Budget.Held) == 0 })
+	w.client("", "a", "")
+	if r := w.send("", "POST", "/workspace/mcp/failed/restart", ""); string(r.body) != `{"serverName":"failed","entryIndex":0,"restarted":false,"skipped":true,"reason":"budget_would_exceed"}` {
+		t.Errorf("%s", r.body)
+	}
+	st := get[control.Status](w, "", "/api/v1/status")
+	if b := st.Budget; b.Mode != "enforce" || b.Servers != 1 || len(b.Held) != 1 || b.Held[0].Server != "a" || len(b.Refused) != 1 || b.Refused[0].Server != "failed" {
+		t.Errorf("%+v", b)
 	}
 }
 

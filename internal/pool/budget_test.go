@@ -386,7 +386,7 @@ func TestRefusalsOfOnePassAreOneEvent(t *testing.T) {
 // B1: however sessions race, no more names and processes live at any time than the
 // budget has, everybody gets a connection or a refusal, and nothing is held in the end.
 func TestTheBudgetHoldsUnderRandomUse(t *testing.T) {
-	seeds := 40
+	seeds := 20
 	if testing.Short() {
 		seeds = 8
 	}

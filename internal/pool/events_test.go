@@ -100,11 +100,11 @@ func TestAnEventNamesThePrincipalOfAConnection(t *testing.T) {
 		x.Principal = "alice"
 		w.acquireWith(w.pool.NewHolder("a"), x)
 		all := *server
-		all.ShareAcrossPrincipals = true
+		all.ShareAcrossPrincipals, all.Args = true, []string{"all"}
 		x.Server = &all
 		w.acquireWith(w.pool.NewHolder("a"), x)
 		own := *server
-		own.Sharing = config.Session
+		own.Sharing, own.Args = config.Session, []string{"own"}
 		x.Server, x.Principal = &own, "bob"
 		w.acquireWith(w.pool.NewHolder("b"), x)
 		synctest.Wait()

@@ -65,6 +65,25 @@ type restarting struct {
 	skipped    string // why it is not restarted, or ""
 }
 
+// Retire ends every connection of a server that is not to be used any more, and reports
+// whether there was one (R7).
+func (p *Pool) Retire(name string) (found bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.entries {
+		if e.name != name {
+			continue
+		}
+		found = true
+		if e.state.terminal() {
+			p.removeLocked(e)
+		} else {
+			p.closeLocked(e, fault.New(fault.Interrupted, "server %q is not to be used any more", name))
+		}
+	}
+	return found
+}
+
 // restartAll puts the chosen entries of a server into recovery and returns them in the
 // order of their indexes.
 func (p *Pool) restartAll(name string, chosen func(*entry) bool) []restarting {
