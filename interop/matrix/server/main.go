@@ -3,6 +3,8 @@
 // was spoken.
 //
 //	server -era legacy|modern [-http ADDRESS]
+//
+//lint:file-ignore SA1019 Sampling and roots are deprecated, and have to work as long as there are clients and servers that have them.
 package main
 
 import (
