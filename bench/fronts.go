@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -24,12 +25,20 @@ const (
 
 // The names of the fronts, in tables and JSON.
 const (
-	stdioFront       = "stdio"
-	roundhouseFront  = "roundhouse"
-	typedProxyFront  = "typed-proxy"
-	sdkHTTPFront     = "sdk-http"
-	sdkHTTPJSONFront = "sdk-http-json"
+	stdioFront            = "stdio"
+	roundhouseFront       = "roundhouse"
+	typedProxyFront       = "typed-proxy"
+	sdkHTTPFront          = "sdk-http"
+	sdkHTTPJSONFront      = "sdk-http-json"
+	roundhouseHTTPFront   = "roundhouse-http"
+	roundhouseModernFront = "roundhouse-modern"
+	sdkHTTPModernFront    = "sdk-http-modern"
 )
+
+// frontNames are all fronts, in the order of the table.
+var frontNames = []string{
+	stdioFront, roundhouseFront, typedProxyFront, sdkHTTPFront, sdkHTTPJSONFront, roundhouseHTTPFront, roundhouseModernFront, sdkHTTPModernFront,
+}
 
 // binaries are the paths of what a run starts.
 type binaries struct {
@@ -75,8 +84,10 @@ func goBuild(ctx context.Context, output, pkg string) error {
 
 // front is one way to reach the echo tool. All its fields are constant after start.
 type front struct {
-	name    string
-	command []string // of the front process, or for stdio that of every session
+	name     string
+	command  []string // of the front process, or for stdio that of every session
+	modern   bool     // clients speak 2026-07-28
+	upstream *front   // a server that is a process of its own; nil for all but roundhouse-http
 
 	// Of a front process; unused for stdio.
 	endpoint string
@@ -90,61 +101,75 @@ type front struct {
 func startFronts(ctx context.Context, dir string, bin binaries) ([]*front, error) {
 	echo := []string{bin.echoserver, "-stdio"}
 	fronts := []*front{{name: stdioFront, command: echo}}
-	start := func(name, path, ready string, command func(addr string) []string) error {
-		f, err := startFront(ctx, dir, name, path, ready, command)
-		if err != nil {
-			return fmt.Errorf("start %s: %w", name, err)
+	overHTTP := func(name string, options ...string) func() (*front, error) {
+		return func() (*front, error) {
+			return startFront(ctx, dir, name, "/", "", func(addr string) []string {
+				return append([]string{bin.echoserver, "-http", addr}, options...)
+			})
 		}
-		fronts = append(fronts, f)
-		return nil
 	}
-	if bin.roundhouse != "" {
-		config, err := writeConfig(dir, echo)
+	inFront := func(name string, server map[string]any) (*front, error) {
+		config, err := writeConfig(dir, name, server)
 		if err != nil {
-			return fronts, err
+			return nil, err
 		}
-		err = start(roundhouseFront, "/mcp/echo", "/readyz", func(addr string) []string {
+		return startFront(ctx, dir, name, "/mcp/echo", "/readyz", func(addr string) []string {
 			return []string{bin.roundhouse, "serve", "--config", config, "--listen", addr}
 		})
-		if err != nil {
-			return fronts, err
+	}
+	stdioServer := map[string]any{"command": echo[0], "args": echo[1:]}
+	starts := map[string]func() (*front, error){
+		roundhouseFront: func() (*front, error) { return inFront(roundhouseFront, stdioServer) },
+		typedProxyFront: func() (*front, error) {
+			return startFront(ctx, dir, typedProxyFront, "/", "", func(addr string) []string {
+				return append([]string{bin.typedproxy, "-http", addr}, echo...)
+			})
+		},
+		sdkHTTPFront:     overHTTP(sdkHTTPFront),
+		sdkHTTPJSONFront: overHTTP(sdkHTTPJSONFront, "-json"),
+		roundhouseHTTPFront: func() (*front, error) {
+			upstream, err := overHTTP("upstream")()
+			if err != nil {
+				return nil, err
+			}
+			f, err := inFront(roundhouseHTTPFront, map[string]any{"type": "http", "url": upstream.endpoint})
+			if err != nil {
+				return nil, errors.Join(err, upstream.stop())
+			}
+			f.upstream = upstream
+			return f, nil
+		},
+		roundhouseModernFront: func() (*front, error) { return inFront(roundhouseModernFront, stdioServer) },
+		sdkHTTPModernFront:    overHTTP(sdkHTTPModernFront, "-stateless"),
+	}
+	for _, name := range frontNames[len(fronts):] {
+		if bin.roundhouse == "" && slices.Contains([]string{roundhouseFront, roundhouseHTTPFront, roundhouseModernFront}, name) {
+			continue
 		}
+		f, err := starts[name]()
+		if err != nil {
+			return fronts, fmt.Errorf("start %s: %w", name, err)
+		}
+		f.modern = name == roundhouseModernFront || name == sdkHTTPModernFront
+		fronts = append(fronts, f)
 	}
-	if err := start(typedProxyFront, "/", "", func(addr string) []string {
-		return append([]string{bin.typedproxy, "-http", addr}, echo...)
-	}); err != nil {
-		return fronts, err
-	}
-	if err := start(sdkHTTPFront, "/", "", func(addr string) []string {
-		return []string{bin.echoserver, "-http", addr}
-	}); err != nil {
-		return fronts, err
-	}
-	return fronts, start(sdkHTTPJSONFront, "/", "", func(addr string) []string {
-		return []string{bin.echoserver, "-http", addr, "-json"}
-	})
+	return fronts, nil
 }
 
-// writeConfig writes roundhouse's configuration file and returns its path.
-func writeConfig(dir string, echo []string) (string, error) {
-	type server struct {
-		Command string   `json:"command"`
-		Args    []string `json:"args"`
-	}
-	state := filepath.Join(dir, "state")
+// writeConfig writes the configuration file of a roundhouse with one server, echo, and
+// returns its path. name is that of the front.
+func writeConfig(dir, name string, server map[string]any) (string, error) {
+	state := filepath.Join(dir, name+".state")
 	if err := os.Mkdir(state, 0o700); err != nil {
-		return "", fmt.Errorf("make the state directory of roundhouse: %w", err)
+		return "", fmt.Errorf("make a state directory: %w", err)
 	}
-	text, err := json.Marshal(map[string]any{
-		"mcpServers": map[string]server{"echo": {Command: echo[0], Args: echo[1:]}},
-		"stateDir":   state,
-	})
+	text, err := json.Marshal(map[string]any{"mcpServers": map[string]any{"echo": server}, "stateDir": state})
 	if err != nil {
-		return "", fmt.Errorf("write the configuration of roundhouse: %w", err)
+		return "", fmt.Errorf("write a configuration: %w", err)
 	}
-	path := filepath.Join(dir, "roundhouse.json")
+	path := filepath.Join(dir, name+".json")
 	if err := os.WriteFile(path, text, 0o600); err != nil {
-		return "", fmt.Errorf("write the configuration of roundhouse: %w", err)
+		return "", fmt.Errorf("write a configuration: %w", err)
 	}
 	return path, nil
 }
@@ -243,6 +268,9 @@ func (f *front) open(ctx context.Context) (load.Session, error) {
 	if f.cmd == nil {
 		return load.StartStdio(ctx, f.command...)
 	}
+	if f.modern {
+		return load.DialModernHTTP(ctx, f.endpoint)
+	}
 	return load.DialHTTP(ctx, f.endpoint)
 }
 
@@ -264,8 +292,8 @@ func (f *front) logTail() string {
 	return fmt.Sprintf("; its output ends with:\n%s", tail)
 }
 
-// stop ends the front process and everything below it, and returns when all of it is
-// gone. It may be called once, and on a stdio front does nothing.
+// stop ends the front process, everything below it and its upstream, and returns when
+// all of it is gone. It may be called once, and on a stdio front does nothing.
 func (f *front) stop() error {
 	if f.cmd == nil {
 		return nil
@@ -281,7 +309,11 @@ func (f *front) stop() error {
 		_ = f.cmd.Process.Kill()
 		<-f.ended
 	}
-	return errors.Join(err, endAll(below))
+	err = errors.Join(err, endAll(below))
+	if f.upstream != nil {
+		err = errors.Join(err, f.upstream.stop())
+	}
+	return err
 }
 
 // stopFronts stops fronts in reverse order.

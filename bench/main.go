@@ -1,7 +1,7 @@
 // Command bench compares ways to reach one MCP server in one run: its own stdio, one
 // process per session; roundhouse in front of it; a plain proxy of the official Go
-// SDK's typed client and server in front of it; and the SDK's own Streamable HTTP
-// server. README.md says what is measured and how to read it.
+// SDK's typed client and server in front of it; the SDK's own Streamable HTTP server,
+// and roundhouse in front of that; and the same in protocol version 2026-07-28. README.md says what is measured and how to read it.
 package main
 
 import (
@@ -63,9 +63,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		progress("cannot build ./cmd/roundhouse, so it is not measured:\n%s", bin.roundhouseProblem)
 	}
 
-	plan, limit := fullPlan, 4*time.Minute
+	plan, limit := fullPlan, 7*time.Minute
 	if *quick {
-		plan, limit = quickPlan, time.Minute
+		plan, limit = quickPlan, 90*time.Second
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the measurement took more than %v", limit))
 	defer cancel()

@@ -26,7 +26,7 @@ var (
 	}
 	quickPlan = plan{
 		sessions: fullPlan.sessions, payloads: fullPlan.payloads,
-		rounds: 1, warmup: 200 * time.Millisecond, window: 900 * time.Millisecond,
+		rounds: 1, warmup: 150 * time.Millisecond, window: 700 * time.Millisecond,
 	}
 )
 
@@ -43,7 +43,7 @@ type sample struct {
 	P50            time.Duration `json:"p50_ns"`
 	P99            time.Duration `json:"p99_ns"`
 	FrontCPU       time.Duration `json:"front_cpu_ns"` // of the front process alone; 0 for stdio, which has none
-	ServerCPU      time.Duration `json:"all_cpu_ns"`   // of the front and all processes below it
+	ServerCPU      time.Duration `json:"all_cpu_ns"`   // of the front and all processes below or behind it
 	LoadCPU        time.Duration `json:"load_cpu_ns"`  // of the load generator, this process
 	Resident       int64         `json:"resident_bytes"`
 	OtherCPU       float64       `json:"other_cpu"` // processors that everything else on the machine kept busy
@@ -112,7 +112,7 @@ func (p plan) measureCell(ctx context.Context, f *front, c cell) (_ sample, err 
 }
 
 // processes returns the ids of the front process (none for stdio) and of all
-// processes that serve its sessions below it.
+// processes that serve its sessions below or behind it.
 func processes(f *front, sessions []load.Session) (front, below []int, err error) {
 	if f.cmd == nil {
 		for _, s := range sessions {
@@ -124,6 +124,9 @@ func processes(f *front, sessions []load.Session) (front, below []int, err error
 	children, err := descendants(front[0])
 	for _, p := range children {
 		below = append(below, p.pid)
+	}
+	if f.upstream != nil {
+		below = append(below, f.upstream.cmd.Process.Pid)
 	}
 	return front, below, err
 }

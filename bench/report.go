@@ -71,7 +71,7 @@ func newReport(p plan, results map[cell][]sample) report {
 	var other []float64
 	for _, payload := range p.payloads {
 		for _, sessions := range p.sessions {
-			for _, name := range []string{stdioFront, roundhouseFront, typedProxyFront, sdkHTTPFront, sdkHTTPJSONFront} {
+			for _, name := range frontNames {
 				samples := results[cell{name, sessions, payload}]
 				if len(samples) == 0 {
 					continue

@@ -32,6 +32,7 @@ func run(ctx context.Context, args []string) error {
 	stdio := flags.Bool("stdio", false, "serve MCP on stdin and stdout")
 	addr := flags.String("http", "", "serve MCP as Streamable HTTP on this `address`")
 	jsonResponse := flags.Bool("json", false, "with -http, answer as JSON instead of an event stream")
+	stateless := flags.Bool("stateless", false, "with -http, keep no sessions, as protocol version 2026-07-28 wants")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func run(ctx context.Context, args []string) error {
 	case *addr != "" && !*stdio:
 		return serveHTTP(ctx, *addr, mcp.NewStreamableHTTPHandler(
 			func(*http.Request) *mcp.Server { return server },
-			&mcp.StreamableHTTPOptions{JSONResponse: *jsonResponse}))
+			&mcp.StreamableHTTPOptions{JSONResponse: *jsonResponse, Stateless: *stateless}))
 	}
 	return errors.New("give one of -stdio and -http ADDR")
 }

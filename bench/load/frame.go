@@ -141,6 +141,7 @@ func scalarEnd(start, end int) int {
 
 // request is a session's current tools/call. Its memory is reused from call to call.
 type request struct {
+	meta   string // goes into the params, with a comma at its end; empty with a handshake
 	id     int64
 	idText []byte // the id as it is spelled in body
 	body   []byte // the whole message, without a newline
@@ -153,7 +154,9 @@ func (r *request) next(payload []byte) {
 	r.idText = strconv.AppendInt(r.idText[:0], r.id, 10)
 	r.body = append(r.body[:0], `{"jsonrpc":"2.0","id":`...)
 	r.body = append(r.body, r.idText...)
-	r.body = append(r.body, `,"method":"tools/call","params":{"name":"echo","arguments":{"text":`...)
+	r.body = append(r.body, `,"method":"tools/call","params":{`...)
+	r.body = append(r.body, r.meta...)
+	r.body = append(r.body, `"name":"echo","arguments":{"text":`...)
 	start := len(r.body)
 	r.body = append(r.body, '"')
 	r.body = append(r.body, payload...)

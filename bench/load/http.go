@@ -16,14 +16,15 @@ import (
 )
 
 // HTTP is a Session of Streamable HTTP on one TCP connection of its own, kept alive
-// from initialize to the DELETE. It writes requests itself and reads answers with
+// from the first request to the last. It writes requests itself and reads answers with
 // net/http, without the goroutines of http.Transport. It opens no GET stream.
 type HTTP struct {
 	conn    net.Conn
 	in      *bufio.Reader // over conn
 	host    string
 	path    string
-	headers string        // of every request after initialize: session id and protocol version
+	headers string        // of every request after the first: session id, protocol version, and what the version wants
+	modern  bool          // there is no session at the server to be ended
 	events  *bufio.Reader // over the body of an event stream, reset for each
 	request request
 	out     []byte // reused: the request as written
@@ -31,8 +32,19 @@ type HTTP struct {
 	broken  bool   // a call failed, and the connection may be in the middle of a message
 }
 
-// DialHTTP opens a session at an endpoint like "http://127.0.0.1:7420/mcp/echo".
+// DialHTTP opens a session at an endpoint like "http://127.0.0.1:7420/mcp/echo", by
+// the handshake of 2025-11-25.
 func DialHTTP(ctx context.Context, endpoint string) (*HTTP, error) {
+	return dial(ctx, endpoint, (*HTTP).initialize)
+}
+
+// DialModernHTTP begins to use an endpoint as a client of 2026-07-28. That has no
+// handshake; one request asks whether the server knows the version.
+func DialModernHTTP(ctx context.Context, endpoint string) (*HTTP, error) {
+	return dial(ctx, endpoint, (*HTTP).discover)
+}
+
+func dial(ctx context.Context, endpoint string, begin func(*HTTP) error) (*HTTP, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("open a session: %w", err)
@@ -49,7 +61,7 @@ func DialHTTP(ctx context.Context, endpoint string) (*HTTP, error) {
 		path:   u.RequestURI(),
 		events: bufio.NewReaderSize(nil, readBuffer),
 	}
-	if err := s.initialize(); err != nil {
+	if err := begin(s); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("open a session at %s: %w", endpoint, err)
 	}
@@ -90,6 +102,25 @@ func (s *HTTP) initialize() error {
 	return nil
 }
 
+func (s *HTTP) discover() error {
+	if err := s.SetDeadline(time.Now().Add(grace)); err != nil {
+		return err
+	}
+	const version = "Mcp-Protocol-Version: " + modernVersion + "\r\n"
+	s.headers = version + "Mcp-Method: server/discover\r\n"
+	resp, err := s.do(http.MethodPost, []byte(discoverBody))
+	if err != nil {
+		return err
+	}
+	if err := s.read(resp, discovered); err != nil {
+		return err
+	}
+	s.modern = true
+	s.request.meta = modernMeta + ","
+	s.headers = version + "Mcp-Method: tools/call\r\nMcp-Name: echo\r\n"
+	return nil
+}
+
 // Call implements Session. The latency ends with the answer itself, which on an
 // event stream is before the end of the stream; the next call waits for that end.
 func (s *HTTP) Call(payload []byte) (time.Duration, error) {
@@ -113,10 +144,11 @@ func (s *HTTP) Call(payload []byte) (time.Duration, error) {
 func (s *HTTP) SetDeadline(t time.Time) error { return s.conn.SetDeadline(t) }
 
 // Close ends the session with a DELETE, as a well-behaved client does, and closes the
-// connection. After a failed call it only closes the connection.
+// connection. After a failed call, and where there is no session, it only closes the
+// connection.
 func (s *HTTP) Close() error {
 	defer s.conn.Close()
-	if s.broken {
+	if s.broken || s.modern {
 		return nil
 	}
 	resp, err := s.do(http.MethodDelete, nil)

@@ -30,9 +30,18 @@ const grace = 20 * time.Second
 const initializeBody = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"` + protocolVersion +
 	`","capabilities":{},"clientInfo":{"name":"roundhouse-bench","version":"1"}}}`
 
+// modernVersion is the protocol version whose clients make no handshake: they say in
+// each request, by modernMeta, what others say once.
+const modernVersion = "2026-07-28"
+
+const modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"` + modernVersion +
+	`","io.modelcontextprotocol/clientInfo":{"name":"roundhouse-bench","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+
+const discoverBody = `{"jsonrpc":"2.0","id":0,"method":"server/discover","params":{` + modernMeta + `}}`
+
 const initializedBody = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
 
-// Session is one initialized MCP session. Only SetDeadline may be called while
+// Session is one MCP session, or what takes its place without a handshake: one client that makes calls. Only SetDeadline may be called while
 // another method runs.
 type Session interface {
 	// Call calls the echo tool with payload, which must need no escapes in JSON,
@@ -172,4 +181,29 @@ func negotiated(message []byte) (string, error) {
 		return "", errors.New("the result of initialize names no protocol version")
 	}
 	return result.ProtocolVersion, nil
+}
+
+// discovered says whether message answers discoverBody, and fails if the server does
+// not know modernVersion.
+func discovered(message []byte) (bool, error) {
+	f, err := parseFrame(message)
+	if err != nil {
+		return false, fmt.Errorf("read the answer to server/discover: %w: %s", err, head(message))
+	}
+	if f.err != nil {
+		return false, fmt.Errorf("server/discover failed: %s", head(f.err))
+	}
+	if f.result == nil {
+		return false, nil
+	}
+	var result struct {
+		SupportedVersions []string `json:"supportedVersions"`
+	}
+	if err := json.Unmarshal(f.result, &result); err != nil {
+		return false, fmt.Errorf("read the result of server/discover: %w", err)
+	}
+	if !slices.Contains(result.SupportedVersions, modernVersion) {
+		return false, fmt.Errorf("the server knows the versions %q, not %s", result.SupportedVersions, modernVersion)
+	}
+	return true, nil
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -122,6 +123,65 @@ func TestHTTPSessionsUnderstandJSONAndEventStreams(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A client without a handshake says in each request what it is, and its headers agree
+// with the body.
+func TestModernSessionsSayInEachRequestWhatTheyAre(t *testing.T) {
+	var methods []string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			Method string
+			Params struct {
+				Name string
+				Meta map[string]any `json:"_meta"`
+			}
+		}
+		body, err := io.ReadAll(r.Body)
+		if err := errors.Join(err, json.Unmarshal(body, &m)); err != nil {
+			t.Errorf("%s: %v", body, err)
+		}
+		if m.Params.Meta["io.modelcontextprotocol/protocolVersion"] != modernVersion || r.Header.Get("Mcp-Protocol-Version") != modernVersion ||
+			r.Header.Get("Mcp-Method") != m.Method || r.Header.Get("Mcp-Name") != m.Params.Name || r.Method != http.MethodPost {
+			t.Errorf("%s %v with %s", r.Method, r.Header, body)
+		}
+		methods = append(methods, m.Method)
+		if m.Method == "server/discover" {
+			answerJSON(w, `{"jsonrpc":"2.0","id":0,"result":{"supportedVersions":["2026-07-28"]}}`)
+			return
+		}
+		answerEvents(w, echo(body))
+	}))
+	defer srv.Close()
+	s, err := DialModernHTTP(t.Context(), srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := s.Call([]byte("0123456789abcdef")); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"server/discover", "tools/call", "tools/call"}; !slices.Equal(methods, want) {
+		t.Errorf("requests %q, want %q", methods, want)
+	}
+}
+
+func TestDialModernHTTPFailsWithoutTheVersion(t *testing.T) {
+	for _, answer := range []string{
+		`{"jsonrpc":"2.0","id":0,"result":{"supportedVersions":["2025-11-25"]}}`,
+		`{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"no"}}`, `{"jsonrpc":"2.0","id":0,"result":[]}`, `{}`,
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answerJSON(w, answer) }))
+		if s, err := DialModernHTTP(t.Context(), srv.URL); err == nil {
+			t.Errorf("no error for %s", answer)
+			s.Close()
+		}
+		srv.Close()
 	}
 }
 
