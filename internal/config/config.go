@@ -55,6 +55,15 @@ type Pool struct {
 	DrainDelay time.Duration // T1; 30 s
 	MaxIdle    time.Duration // T2; 5 min
 	Budget     Budget
+	Recovery   PoolRecovery
+	Health     Health  // R1; after 30 s, within 5 s, 2 misses
+	Circuit    Circuit // R4; 5 failures in 1 min, 30 s, 5 min
+}
+
+// PoolRecovery is the recovery of servers that say nothing about it (R3).
+type PoolRecovery struct {
+	Stdio  Recovery // 3 attempts 5 s apart
+	Remote Recovery // of the other transports; 5 attempts, 1 s doubling to 16 s
 }
 
 // Budget is the "pool.budget" section: how much may live at once (B1).
@@ -160,6 +169,9 @@ type Server struct {
 	CloseEOFWait          time.Duration // P2; 2 s
 	CloseTermWait         time.Duration // P2; 3 s
 	CloseKillWait         time.Duration // P2; 2 s
+	Recovery              Recovery      // R3; of pool.recovery for the transport
+	Health                Health        // R1; of pool.health
+	Retry                 Retry         // R5; RetryNever
 
 	IncludeTools []string // V3; nil is all, empty is none
 	ExcludeTools []string // V3
@@ -172,6 +184,38 @@ type Server struct {
 	TargetAudience       string
 	TargetServiceAccount string
 }
+
+// Recovery says how a lost connection is replaced while sessions hold it (R3). The
+// zero value leaves that to the next call.
+type Recovery struct {
+	Attempts int
+	Delay    time.Duration // least time between the start that was lost and the first attempt, doubled before each further one
+	MaxDelay time.Duration // most that it becomes
+}
+
+// Health says how an idle connection is found to be dead (R1).
+type Health struct {
+	Interval time.Duration // without a word from the server, until it is asked; 0 is off
+	Timeout  time.Duration // for its answer
+	Misses   int           // so many in a row are a loss
+}
+
+// Circuit says when a server that keeps failing is left alone (R4).
+type Circuit struct {
+	Failures int // so many within Window open it; 0 is no circuit
+	Window   time.Duration
+	Wait     time.Duration // until the next attempt once it is open
+	Stable   time.Duration // so long that attempt's connection must live
+}
+
+// Retry says which calls are sent again that a lost connection may have executed (R5).
+type Retry string
+
+// The kinds of Retry.
+const (
+	RetryNever      Retry = "never"
+	RetryIdempotent Retry = "idempotent" // those of tools that declare themselves read-only or idempotent
+)
 
 // OAuth is the "oauth" object of a server entry as other hosts write it.
 type OAuth struct {

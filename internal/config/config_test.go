@@ -43,6 +43,12 @@ func TestDefaults(t *testing.T) {
 		Pool: config.Pool{
 			Enabled: true, Transports: []config.Transport{config.Stdio, config.WebSocket}, DrainDelay: 30 * time.Second, MaxIdle: 5 * time.Minute,
 			Budget: config.Budget{Mode: config.BudgetOff},
+			Recovery: config.PoolRecovery{
+				Stdio:  config.Recovery{Attempts: 3, Delay: 5 * time.Second, MaxDelay: 5 * time.Second},
+				Remote: config.Recovery{Attempts: 5, Delay: time.Second, MaxDelay: 16 * time.Second},
+			},
+			Health:  config.Health{Interval: 30 * time.Second, Timeout: 5 * time.Second, Misses: 2},
+			Circuit: config.Circuit{Failures: 5, Window: time.Minute, Wait: 30 * time.Second, Stable: 5 * time.Minute},
 		},
 		Gateway: config.Gateway{
 			MaxBody: 64 << 20, KeepAlive: 15 * time.Second, WriteDeadline: 10 * time.Second, ListWait: 15 * time.Second, InteractiveTimeout: 10 * time.Minute,
@@ -54,11 +60,12 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 
-	// P2, P9: and those of a server.
+	// P2, P9, R1, R3: and those of a server.
 	s := server(t, `{"command": "npx"}`)
 	wantServer := &config.Server{
 		Name: "s", Position: "/conf/mcp.json:1:17", Transport: config.Stdio, Command: "npx", Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto,
 		StartTimeout: 60 * time.Second, CloseEOFWait: 2 * time.Second, CloseTermWait: 3 * time.Second, CloseKillWait: 2 * time.Second,
+		Recovery: want.Pool.Recovery.Stdio, Health: want.Pool.Health, Retry: config.RetryNever,
 	}
 	if !reflect.DeepEqual(s, wantServer) {
 		t.Errorf("got %+v\nwant %+v", s, wantServer)

@@ -99,6 +99,10 @@ func render(c *config.Config, err error) string {
 		plain := config.Server{
 			Transport: config.Stdio, Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto,
 			StartTimeout: 60e9, CloseEOFWait: 2e9, CloseTermWait: 3e9, CloseKillWait: 2e9,
+			Recovery: c.Pool.Recovery.Remote, Health: c.Pool.Health, Retry: config.RetryNever,
+		}
+		if s.Transport == config.Stdio {
+			plain.Recovery = c.Pool.Recovery.Stdio
 		}
 		b.WriteString("server\n")
 		renderFields(&b, "  ", reflect.ValueOf(*s), reflect.ValueOf(plain))

@@ -26,12 +26,20 @@ func newServer(name string) *Server {
 	return &Server{
 		Name:          name,
 		Interactive:   Auto,
+		Retry:         RetryNever,
 		StartTimeout:  60 * time.Second,
 		CloseEOFWait:  2 * time.Second,
 		CloseTermWait: 3 * time.Second,
 		CloseKillWait: 2 * time.Second,
 	}
 }
+
+// unset marks what an entry does not say about recovery: the default depends on the
+// transport.
+const unset = -1
+
+// fromPool is how a kind stands in an entry whose default is a setting of the pool.
+func fromPool(k kind[entry]) kind[entry] { return inherited[entry]{k} }
 
 // transports are the names of the transports as roundhouse writes them.
 var transports = []Transport{Stdio, HTTP, SSE, WebSocket}
@@ -91,6 +99,19 @@ var entryObject = object[entry]{others: open, fields: []field[entry]{
 			doc:  "The wait after SIGKILL until no descendant lives.",
 			kind: duration[entry]{at: func(e *entry) *time.Duration { return &e.CloseKillWait }},
 		}}}},
+	}, {
+		name: "recovery",
+		doc:  "How a lost connection is replaced while sessions hold it. What is absent is as in pool.recovery.",
+		kind: section[entry]{object: recoveryObject(func(e *entry) *Recovery { return &e.Recovery }, fromPool)},
+	}, {
+		name: "health",
+		doc:  "How an idle connection is found to be dead. What is absent is as in pool.health.",
+		kind: section[entry]{object: healthObject(func(e *entry) *Health { return &e.Health }, fromPool)},
+	}, {
+		name: "retry",
+		doc: "Which calls are sent once more that a lost connection may have executed: \"never\" any, or with \"idempotent\" those of tools that declare themselves read-only or idempotent. " +
+			"What certainly was not sent is sent once more in any case.",
+		kind: choice[entry, Retry]{options: []Retry{RetryNever, RetryIdempotent}, at: func(e *entry) *Retry { return &e.Retry }},
 	}, {
 		name: "inheritEnv",
 		doc:  "Whether the process gets the daemon's whole environment, secrets included, and not only the documented part of it.",

@@ -156,11 +156,21 @@ func (k flag[T]) read(r *reader, n node, to *T) {
 	}
 }
 
-// count is a whole number from 1.
-type count[T any] struct{ at func(*T) *int }
+// count is a whole number from 1, or from 0 if zero is set.
+type count[T any] struct {
+	zero bool
+	at   func(*T) *int
+}
+
+func (k count[T]) least() int64 {
+	if k.zero {
+		return 0
+	}
+	return 1
+}
 
 func (k count[T]) read(r *reader, n node, to *T) {
-	v, ok := r.whole(n, 1)
+	v, ok := r.whole(n, k.least())
 	switch {
 	case !ok:
 	case v > math.MaxInt32:
@@ -316,6 +326,9 @@ func (k list[T, S]) read(r *reader, n node, to *T) {
 	}
 	*k.at(to) = texts
 }
+
+// inherited is a setting of a server whose default is a setting of all servers.
+type inherited[T any] struct{ kind[T] }
 
 // custom is a value with a way of its own to be read.
 type custom[T any] struct {

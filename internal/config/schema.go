@@ -71,10 +71,16 @@ func (k flag[T]) schema(defaults *T) schema {
 }
 
 func (k count[T]) schema(defaults *T) schema {
-	s := schema{"type": "integer", "minimum": 1}
-	if n := *k.at(defaults); n > 0 {
+	s := schema{"type": "integer", "minimum": k.least()}
+	if n := *k.at(defaults); k.zero || n > 0 {
 		s["default"] = n
 	}
+	return s
+}
+
+func (k inherited[T]) schema(defaults *T) schema {
+	s := k.kind.schema(defaults)
+	delete(s, "default")
 	return s
 }
 

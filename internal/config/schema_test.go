@@ -47,7 +47,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			key := path + strings.ToLower(name[:1]) + name[1:]
 			switch value := v.Field(i).Interface().(type) {
 			case []*config.Server, []config.Problem:
-			case config.Sessions, config.Pool, config.Budget, config.Gateway, config.Shutdown, config.Autostart, config.Auth:
+			case config.Sessions, config.Pool, config.Budget, config.PoolRecovery, config.Recovery, config.Health, config.Circuit, config.Gateway, config.Shutdown, config.Autostart, config.Auth:
 				walk(key+".", v.Field(i))
 			case time.Duration:
 				text, _ := property(t, tree, key)["default"].(string)
@@ -80,7 +80,8 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 	entry := tree["$defs"].(map[string]any)["server"].(map[string]any)
 	for key, want := range map[string]any{
 		"startTimeout": "1m", "callTimeout": "0s", "closeTimeouts.eof": "2s", "closeTimeouts.term": "3s", "closeTimeouts.kill": "2s",
-		"interactive": "auto", "inheritEnv": false, "shareAcrossPrincipals": false,
+		"recovery.attempts": nil, "recovery.delay": nil, "recovery.maxDelay": nil, "health.interval": nil, "health.timeout": nil, "health.misses": nil,
+		"retry": "never", "interactive": "auto", "inheritEnv": false, "shareAcrossPrincipals": false,
 	} {
 		if got := property(t, entry, key)["default"]; got != want {
 			t.Errorf("server: %s: the schema says %v, want %v", key, got, want)

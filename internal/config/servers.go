@@ -58,8 +58,11 @@ func (r *reader) readServer(m node, d *document) *Server {
 	}
 	s := newServer(m.key)
 	s.Position = r.position(m.keyOffset)
+	s.Recovery, s.Health = Recovery{unset, unset, unset}, d.Pool.Health
+	e := &entry{Server: s}
 	if m.value.Value.Kind() != '{' {
 		r.wrongKind(m, "an object")
+		e.combineRecovery(d.Pool)
 		s.Sharing = Session
 		s.disable(r.scope)
 		return s
@@ -67,11 +70,11 @@ func (r *reader) readServer(m node, d *document) *Server {
 	if fileDisables(m) {
 		r.scope.disabled, s.DisabledReason = true, disabledByFile
 	}
-	e := &entry{Server: s}
 	found := entryObject.read(r, m, e)
 	e.checkSwitches(r, found)
 	e.combineTransport(r, m, found)
 	e.combineStart(r, found)
+	e.combineRecovery(d.Pool)
 	switch s.Transport {
 	case Stdio:
 		e.combineCommand(r, found)
@@ -240,6 +243,24 @@ func (e *entry) combineStart(r *reader, found seen) {
 		default:
 			r.warnAtKey(found[name], "has no effect beside %q", winner)
 		}
+	}
+}
+
+// combineRecovery completes what the entry says about recovery.
+func (e *entry) combineRecovery(p Pool) {
+	usual := p.Recovery.Remote
+	if e.Transport == Stdio {
+		usual = p.Recovery.Stdio
+	}
+	own := &e.Recovery
+	if own.Attempts == unset {
+		own.Attempts = usual.Attempts
+	}
+	if own.Delay == unset {
+		own.Delay = usual.Delay
+	}
+	if own.MaxDelay == unset {
+		own.MaxDelay = usual.MaxDelay
 	}
 }
 

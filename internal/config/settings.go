@@ -45,6 +45,12 @@ func defaults(env func(string) (string, bool)) *Config {
 			DrainDelay: 30 * time.Second,
 			MaxIdle:    5 * time.Minute,
 			Budget:     Budget{Mode: BudgetOff},
+			Recovery: PoolRecovery{
+				Stdio:  Recovery{Attempts: 3, Delay: 5 * time.Second, MaxDelay: 5 * time.Second},
+				Remote: Recovery{Attempts: 5, Delay: time.Second, MaxDelay: 16 * time.Second},
+			},
+			Health:  Health{Interval: 30 * time.Second, Timeout: 5 * time.Second, Misses: 2},
+			Circuit: Circuit{Failures: 5, Window: time.Minute, Wait: 30 * time.Second, Stable: 5 * time.Minute},
 		},
 		Gateway: Gateway{
 			MaxBody:            64 << 20,
@@ -174,6 +180,42 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 			doc:  "How long a connection that no session uses may go without a call before it is closed, however often sessions come and go.",
 			kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Pool.MaxIdle }},
 		}, {
+			name: "recovery",
+			doc:  "How a lost connection is replaced while sessions hold it. A call does not wait for the next attempt to be due. A server's own \"recovery\" wins over it.",
+			kind: section[document]{object: object[document]{fields: []field[document]{{
+				name: "stdio",
+				doc:  "Of local servers.",
+				kind: section[document]{object: recoveryObject(func(d *document) *Recovery { return &d.Pool.Recovery.Stdio }, asItIs)},
+			}, {
+				name: "remote",
+				doc:  "Of remote servers.",
+				kind: section[document]{object: recoveryObject(func(d *document) *Recovery { return &d.Pool.Recovery.Remote }, asItIs)},
+			}}}},
+		}, {
+			name: "health",
+			doc:  "How an idle connection is found to be dead. A server's own \"health\" wins over it.",
+			kind: section[document]{object: healthObject(func(d *document) *Health { return &d.Pool.Health }, asItIs)},
+		}, {
+			name: "circuit",
+			doc:  "When a server that keeps failing is left alone: callers get an error at once.",
+			kind: section[document]{object: object[document]{fields: []field[document]{{
+				name: "failures",
+				doc:  "So many losses and failed starts within window open the circuit; 0 is no circuit.",
+				kind: count[document]{zero: true, at: func(d *document) *int { return &d.Pool.Circuit.Failures }},
+			}, {
+				name: "window",
+				doc:  "The time within which failures count together.",
+				kind: duration[document]{at: func(d *document) *time.Duration { return &d.Pool.Circuit.Window }},
+			}, {
+				name: "wait",
+				doc:  "How long an open circuit refuses callers before the next of them may try.",
+				kind: duration[document]{at: func(d *document) *time.Duration { return &d.Pool.Circuit.Wait }},
+			}, {
+				name: "stable",
+				doc:  "How long the connection must then live before one failure no longer opens the circuit again.",
+				kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Pool.Circuit.Stable }},
+			}}}},
+		}, {
 			name: "budget",
 			doc:  "How much may live at once. A server counts once, however many connections it has, until the last of its processes is gone.",
 			kind: section[document]{check: checkBudget, object: object[document]{fields: []field[document]{{
@@ -243,6 +285,43 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 		}}}},
 	},
 }}
+
+// asItIs is how a kind stands where nothing is inherited.
+func asItIs(k kind[document]) kind[document] { return k }
+
+// recoveryObject is a Recovery in a T.
+func recoveryObject[T any](at func(*T) *Recovery, as func(kind[T]) kind[T]) object[T] {
+	return object[T]{fields: []field[T]{{
+		name: "attempts",
+		doc:  "How often it is tried; after that, or with 0, the next call does.",
+		kind: as(count[T]{zero: true, at: func(t *T) *int { return &at(t).Attempts }}),
+	}, {
+		name: "delay",
+		doc:  "The least time between the start of the lost connection and the first attempt, doubled before each further one; a fifth is added or taken away at random.",
+		kind: as(duration[T]{at: func(t *T) *time.Duration { return &at(t).Delay }}),
+	}, {
+		name: "maxDelay",
+		doc:  "The most that the doubled delay becomes; one below delay is the same as delay.",
+		kind: as(duration[T]{at: func(t *T) *time.Duration { return &at(t).MaxDelay }}),
+	}}}
+}
+
+// healthObject is a Health in a T.
+func healthObject[T any](at func(*T) *Health, as func(kind[T]) kind[T]) object[T] {
+	return object[T]{fields: []field[T]{{
+		name: "interval",
+		doc:  "How long a server that has no call in flight may say nothing before it is asked for a sign of life; \"0s\" is never.",
+		kind: as(duration[T]{zero: true, at: func(t *T) *time.Duration { return &at(t).Interval }}),
+	}, {
+		name: "timeout",
+		doc:  "How long the answer may take.",
+		kind: as(duration[T]{at: func(t *T) *time.Duration { return &at(t).Timeout }}),
+	}, {
+		name: "misses",
+		doc:  "After so many questions in a row without an answer the connection counts as lost.",
+		kind: as(count[T]{at: func(t *T) *int { return &at(t).Misses }}),
+	}}}
+}
 
 // serverMap only notes where the server entries are: how they are read depends on
 // the settings.
