@@ -16,7 +16,8 @@ func psCommand() *cobra.Command {
 		Use:   "ps",
 		Short: "List the live connections to servers",
 		Long: `Ps lists the connections that live, and those that failed a moment ago: one for each
-process of a server.
+process of a server. A server whose circuit is open keeps failing and is left alone
+for half a minute or as pool.circuit says; "roundhouse restart" tries at once.
 
 With --tree it shows the sessions, under each the connections that it uses, and
 under these their processes with the CPU time and the memory that they have used
@@ -74,8 +75,11 @@ under these their processes with the CPU time and the memory that they have used
 
 // stateOf is the state of a connection for people.
 func stateOf(c pool.Info) string {
-	if c.Dying {
+	switch {
+	case c.Dying:
 		return string(c.State) + " (ending)"
+	case c.Circuit != nil && c.Circuit.State != "closed":
+		return string(c.State) + " (circuit " + c.Circuit.State + ")"
 	}
 	return string(c.State)
 }

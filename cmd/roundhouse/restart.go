@@ -23,7 +23,8 @@ func restartCommand() *cobra.Command {
 		Short: "Restart the connections of a server",
 		Long: `Restart ends the server's processes, starts new ones, and says how that went for each
 connection, or for the one that --entry names. Sessions keep theirs; calls in flight get an
-error. The exit status is 1 if a connection did not start again.`,
+error. The exit status is 1 if a connection did not start again. What made the server fail
+before is forgiven: if it was left alone, the next call starts it, too.`,
 		Example:           "  roundhouse restart everything\n  roundhouse restart everything --entry 0",
 		Args:              arguments(1, 1, "one argument, the server"),
 		ValidArgsFunction: completeServers,

@@ -123,7 +123,7 @@ func TestFollowedLogs(t *testing.T) {
 		t.Errorf("after a restart: %+v, %q", second, before)
 	}
 	c.call("exit", `{"code": 9}`)
-	eventually(t, "the crash is seen", func() bool { return w.connections("", "a")[0].State == pool.Failed })
+	eventually(t, "the crash is seen", func() bool { return w.connections("", "a")[0].Generation == 3 })
 	c.call("echo", `{"text": "x"}`)
 	late.until(t, "pid")
 	for range 2 {

@@ -117,7 +117,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 	events := event.NewFeed()
 	shared := pool.New(pool.Config{
 		Dial: pool.NewDialer(processes, log), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Budget: cfg.Pool.Budget,
-		Version: o.Version, Log: log, Events: events,
+		Circuit: cfg.Pool.Circuit, Version: o.Version, Log: log, Events: events,
 	})
 	sessions := session.NewManager(session.Config{
 		Pool: shared, Servers: cfg.Servers, Limits: cfg.Sessions, ListWait: cfg.Gateway.ListWait,

@@ -63,7 +63,7 @@ func TestAcquireIsRefusedOnceThePoolDrains(t *testing.T) {
 		w.pool.Drain(context.Background(), false)
 		_, err := w.pool.NewHolder("a").Acquire(context.Background(), want(server, nil))
 		expectReason(t, err, fault.Draining)
-		if w.dials > 0 {
+		if len(w.dialled()) > 0 {
 			t.Error("it was dialled all the same")
 		}
 	})
@@ -87,8 +87,8 @@ func TestFiftyAcquiresAreOneDial(t *testing.T) {
 			}
 		}
 		w.expectState("files", Active, 50)
-		if w.dials != 1 || w.started() != 1 {
-			t.Errorf("%d dials and %d processes, want one", w.dials, w.started())
+		if len(w.dialled()) != 1 || w.started() != 1 {
+			t.Errorf("%d dials and %d processes, want one", len(w.dialled()), w.started())
 		}
 	})
 }
@@ -108,8 +108,8 @@ func TestAllWhoWaitGetTheSameError(t *testing.T) {
 				t.Errorf("acquire %d: ended %v with %v, want %v", i, p.ended(), p.err, all[0].err)
 			}
 		}
-		if w.dials != 1 {
-			t.Errorf("%d dials, want one", w.dials)
+		if len(w.dialled()) != 1 {
+			t.Errorf("%d dials, want one", len(w.dialled()))
 		}
 	})
 }

@@ -41,7 +41,7 @@ func (a *Attachment) Release() {
 	p.detachLocked(a)
 }
 
-// live returns the connection, waiting under ctx while the entry is restarted. An
+// live returns the connection, waiting under ctx while the entry recovers (R3). An
 // error with fault.SafeToRetry asks for a new attachment.
 func (a *Attachment) live(ctx context.Context) (*connection, error) {
 	if c := a.entry.conn.Load(); c != nil && !c.ending.Load() && !a.detached.Load() {
@@ -50,9 +50,12 @@ func (a *Attachment) live(ctx context.Context) (*connection, error) {
 	p, e := a.holder.pool, a.entry
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for {
+	for waited := false; ; waited = true {
 		if e.state.terminal() || a.detached.Load() {
 			p.settleLocked(e) // we may have been the last who waited for it
+			if waited && e.err != nil && !a.detached.Load() {
+				return nil, e.err // the same for all who waited (S2)
+			}
 			err := fault.New(fault.Interrupted, "the connection to server %q has ended", e.name)
 			err.Server, err.Sent, err.Err = e.name, fault.SentNo, e.err
 			return nil, err
@@ -60,6 +63,9 @@ func (a *Attachment) live(ctx context.Context) (*connection, error) {
 		c := e.conn.Load()
 		switch {
 		case c == nil:
+			if !waited {
+				p.hastenLocked(e)
+			}
 			if err := p.waitLocked(ctx, a.holder, e); err != nil {
 				return nil, err
 			}
@@ -71,6 +77,19 @@ func (a *Attachment) live(ctx context.Context) (*connection, error) {
 			return c, nil
 		}
 	}
+}
+
+// Live reports whether there is a connection now; else Wait waits for one.
+func (a *Attachment) Live() bool {
+	c := a.entry.conn.Load()
+	return c != nil && !c.ending.Load() && !a.detached.Load()
+}
+
+// Wait returns when the entry has a live connection, waiting under ctx while it
+// recovers (R3). Its errors are those of Do.
+func (a *Attachment) Wait(ctx context.Context) error {
+	_, err := a.live(ctx)
+	return err
 }
 
 // waitForEndLocked waits without the lock until an ending connection has ended, which
@@ -134,8 +153,12 @@ func (a *Attachment) Leave(p mux.Peer, err *fault.Error) {
 }
 
 // List returns one of the server's lists as this session sees it (V3, S5). A list
-// that the server never declared is nil.
+// that the server never declared is nil. While the entry recovers it is the last one
+// that was read, if any was (R9); the sessions hear of a difference later.
 func (a *Attachment) List(ctx context.Context, k Kind) (*Listing, error) {
+	if l := a.kept(k); l != nil {
+		return a.filtered(k, l), nil
+	}
 	c, err := a.live(ctx)
 	if err != nil {
 		return nil, err
@@ -147,23 +170,43 @@ func (a *Attachment) List(ctx context.Context, k Kind) (*Listing, error) {
 	if err != nil {
 		return nil, err
 	}
+	return a.filtered(k, l), nil
+}
+
+// filtered returns what this session may see of a list.
+func (a *Attachment) filtered(k Kind, l *Listing) *Listing {
 	if k == Tools || k == Prompts {
-		return l.Only(a.Allows), nil
+		return l.Only(a.Allows)
 	}
-	return l, nil
+	return l
+}
+
+// kept returns a list from before the loss while the entry recovers, else nil.
+func (a *Attachment) kept(k Kind) *Listing {
+	e := a.entry
+	if e.conn.Load() != nil || a.detached.Load() {
+		return nil
+	}
+	p := a.holder.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.state != Recovering || e.before[k] == nil {
+		return nil
+	}
+	p.hastenLocked(e)
+	return e.before[k]
 }
 
 // Peek is List of what is known already; nil when nothing is.
 func (a *Attachment) Peek(k Kind) *Listing {
-	c := a.entry.conn.Load()
-	if c == nil {
+	l := a.kept(k)
+	if c := a.entry.conn.Load(); l == nil && c != nil {
+		l = c.cat.peek(k)
+	}
+	if l == nil {
 		return nil
 	}
-	l := c.cat.peek(k)
-	if l != nil && (k == Tools || k == Prompts) {
-		l = l.Only(a.Allows)
-	}
-	return l
+	return a.filtered(k, l)
 }
 
 // Allows reports whether this session may see and use the tool or prompt of that
@@ -185,6 +228,46 @@ func (a *Attachment) Allows(name string) bool {
 // Filtered reports whether this session's view leaves tools or prompts out.
 func (a *Attachment) Filtered() bool {
 	return a.want.Server.IncludeTools != nil || len(a.want.Server.ExcludeTools) > 0
+}
+
+// Repeatable reports whether the server says of a tool that a call of it may be made
+// twice: that it only reads, or that the second call changes nothing (R5). A tool that is
+// not listed, or about which the server says so in an unclear way, is not.
+func (a *Attachment) Repeatable(tool string) bool {
+	l := a.Peek(Tools)
+	if l == nil {
+		return false
+	}
+	i := slices.IndexFunc(l.Items, func(it Item) bool { return it.Key == tool })
+	return i >= 0 && repeatable(l.Items[i].Raw)
+}
+
+// repeatable reads a tool's annotations. What stands twice, or is spelled in another
+// way, counts as false (W2).
+func repeatable(tool []byte) bool {
+	annotations, _ := memberOf(tool, "annotations")
+	readOnly, _ := memberOf(annotations, "readOnlyHint")
+	idempotent, _ := memberOf(annotations, "idempotentHint")
+	return string(readOnly) == "true" || string(idempotent) == "true"
+}
+
+// memberOf returns the value of an object's only member of that name in any spelling.
+func memberOf(object []byte, name string) (value []byte, ok bool) {
+	if len(object) == 0 || object[0] != '{' {
+		return nil, false
+	}
+	for m, err := range wire.Members(object) {
+		switch {
+		case err != nil:
+			return nil, false
+		case !strings.EqualFold(m.Key, name):
+		case ok || m.Key != name:
+			return nil, false
+		default:
+			value, ok = m.Value.Of(object), true
+		}
+	}
+	return value, ok
 }
 
 // Knows reports whether the server lists something under that key, as far as is

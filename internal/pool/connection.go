@@ -90,6 +90,7 @@ type connection struct {
 	hand   *Handshake    // constant once opened is closed
 
 	wg    sync.WaitGroup // everything that runs for the connection
+	heard atomic.Uint64  // frames that came
 	noise atomic.Int64
 }
 
@@ -150,6 +151,9 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 		return c, f
 	}
 	close(c.opened)
+	if d.server.Health.Interval > 0 {
+		c.wg.Go(c.watch)
+	}
 	return c, nil
 }
 
@@ -404,7 +408,10 @@ func (o *timedOutlet) Done(p mux.Pieces) {
 }
 
 // Frame implements upstream.Handler.
-func (c *connection) Frame(f wire.Frame, call []byte) { c.mux.Receive(f, call) }
+func (c *connection) Frame(f wire.Frame, call []byte) {
+	c.heard.Add(1)
+	c.mux.Receive(f, call)
+}
 
 // Failed implements upstream.Handler: the call gets an error of its own.
 func (c *connection) Failed(call []byte, err error, sent bool) {
@@ -465,13 +472,30 @@ func (c *connection) lossFault(err error) *fault.Error {
 		return f
 	}
 	msg := fmt.Sprintf("the connection to server %q was lost", c.server.Name)
-	if exit := c.link.Facts().Exit; exit != "" {
-		msg += " (" + exit + ")"
+	data := c.evidence()
+	if exit := data["exit"]; exit != nil {
+		msg += fmt.Sprintf(" (%s)", exit)
 	} else if err != nil {
 		msg += " (" + err.Error() + ")"
 	}
-	return &fault.Error{Reason: fault.Interrupted, Message: msg + "; the next call starts it anew", Err: err}
+	return &fault.Error{Reason: fault.Interrupted, Message: msg + "; the next call starts it anew", Data: data, Err: err}
 }
+
+// evidence is what an error's data says of how the server ended: its exit status and
+// its last output, as far as there are any.
+func (c *connection) evidence() map[string]any {
+	data := map[string]any{}
+	if exit := c.link.Facts().Exit; exit != "" {
+		data["exit"] = exit
+	}
+	if tail := c.link.Output(quotedOutput); len(tail) > 0 {
+		data["stderr"] = tail
+	}
+	return data
+}
+
+// quotedOutput is how many of a server's last lines an error quotes.
+const quotedOutput = 5
 
 // lossForLate is the loss for those who come after it: nothing of theirs was sent.
 func (c *connection) lossForLate() *fault.Error {
@@ -512,7 +536,7 @@ func startError(ctx context.Context, s *config.Server, begun time.Time, c *conne
 	if c == nil {
 		return e
 	}
-	if tail := c.link.Output(5); len(tail) > 0 {
+	if tail := c.link.Output(quotedOutput); len(tail) > 0 {
 		e.Message += "; its last output: " + strings.Join(tail, " | ")
 		e.Data["stderr"] = tail
 	}

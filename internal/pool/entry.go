@@ -101,19 +101,18 @@ func (p *Pool) tellLostLocked(e *entry, err *fault.Error) {
 	p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.Lost(a, err) })
 }
 
-// spawnLocked makes an entry and dials it. id is "" for an unpooled one.
-func (p *Pool) spawnLocked(id string, w Want, h *Holder) *entry {
+// spawnLocked makes an entry and dials it. One with an owner is unpooled.
+func (p *Pool) spawnLocked(identity string, w Want, owner *Holder) *entry {
 	e := &entry{
-		id: id, name: w.Server.Name, server: w.Server, capabilities: w.Capabilities, workspace: w.Workspace,
+		id: identity, identity: identity, name: w.Server.Name, server: w.Server, capabilities: w.Capabilities, workspace: w.Workspace, owner: owner,
 		created: time.Now(), state: Spawning, generation: 1, ready: make(chan struct{}), atts: map[*Attachment]struct{}{},
 	}
 	if !w.Server.ShareAcrossPrincipals {
 		e.principal = w.Principal
 	}
-	if id == "" {
+	if owner != nil {
 		p.unpooled++
 		e.id = fmt.Sprintf("%s::unpooled-%d", e.name, p.unpooled)
-		e.owner = h
 	}
 	if old := p.entries[e.id]; old != nil {
 		e.index, e.generation = old.index, old.generation+1 // S8: it takes the failed one's place
@@ -160,6 +159,9 @@ func (p *Pool) dialLocked(e *entry) {
 		case !taken && c != nil:
 			c.end(errUnused)
 			p.bury(e, c)
+			fallthrough
+		case !taken:
+			p.resume(e, generation+1)
 		}
 	})
 }
@@ -179,26 +181,33 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		p.rearmLocked()
 		return false
 	}
-	renewed := e.state == Recovering
-	before := e.before
-	e.before = [kinds]*Listing{}
 	e.err = err
-	close(e.ready)
 	if err != nil {
 		if c != nil {
 			p.dying[c] = e
 		}
-		p.setLocked(e, Failed)
-		p.keepFailedLocked(e)
-		p.rearmLocked()
 		p.tellLocked(e, func() {
 			p.cfg.Log.Warn("a server did not start", "server", e.name, "connection", e.id, "err", err)
 		})
+		if p.tryAgainLocked(e) {
+			return false
+		}
+		if e.state == Spawning {
+			p.countFailureLocked(e, fault.Of(err))
+		}
+		p.failLocked(e)
 		p.tellLostLocked(e, fault.Of(err))
 		return false
 	}
+	renewed := e.state == Recovering
+	before := e.before
+	close(e.ready)
 	e.conn.Store(c)
 	delete(p.budget.refused, e.name) // B2
+	e.since = time.Now()
+	if k := p.circuitLocked(e.identity, e.owner, e.name); k != nil {
+		k.started(e.since)
+	}
 	p.setLocked(e, Active)
 	if renewed {
 		p.tellSessionsLocked(e, func(l Listener, a *Attachment) { l.Renewed(a) })
@@ -206,6 +215,16 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 	}
 	p.settleLocked(e)
 	return true
+}
+
+// failLocked ends an entry because of e.err.
+func (p *Pool) failLocked(e *entry) {
+	if e.state == Spawning || e.state == Recovering {
+		close(e.ready)
+	}
+	p.setLocked(e, Failed)
+	p.keepFailedLocked(e)
+	p.rearmLocked()
 }
 
 // failedShown is how long a failed entry that nobody holds is kept for show.
@@ -241,26 +260,36 @@ func (p *Pool) lost(e *entry, c *connection) {
 func (p *Pool) lostLocked(e *entry, c *connection) {
 	e.conn.Store(nil)
 	e.err = c.lossForLate()
-	p.setLocked(e, Failed)
-	p.keepFailedLocked(e)
 	generation := e.generation
 	p.tellLocked(e, func() {
 		p.cfg.Log.Warn("connection lost", "server", e.name, "connection", e.id, "generation", generation, "err", c.loss)
 	})
+	if open := p.countFailureLocked(e, c.loss); !open && e.heldLocked() && e.server.Recovery.Attempts > 0 {
+		p.recoverLocked(e, c, recovery{most: e.server.Recovery.Attempts, due: e.since.Add(delayBefore(e.server.Recovery, 1))})
+	} else {
+		p.failLocked(e)
+	}
 	p.endLocked(e, c, c.loss)
 }
 
+// heldLocked reports whether somebody needs the entry.
+func (e *entry) heldLocked() bool { return len(e.atts) > 0 || e.waiters > 0 }
+
 // endLocked ends a connection that the entry has no more: calls in flight get
-// reason, then the listeners hear of it, then its processes are ended. Nothing is
-// detached (R10).
+// reason, then the listeners hear of it if the entry has ended too, then its processes
+// are ended. Nothing is detached (R10). Only when they are gone, a recovery goes on.
 func (p *Pool) endLocked(e *entry, c *connection, reason error) {
 	p.dying[c] = e
+	generation, final := e.generation, e.state.terminal()
 	p.wg.Go(func() {
 		c.end(reason)
-		p.mu.Lock()
-		p.tellLostLocked(e, fault.Of(reason))
-		p.mu.Unlock()
+		if final {
+			p.mu.Lock()
+			p.tellLostLocked(e, fault.Of(reason))
+			p.mu.Unlock()
+		}
 		p.bury(e, c)
+		p.resume(e, generation)
 	})
 }
 
@@ -312,15 +341,23 @@ func (p *Pool) detachLocked(a *Attachment) {
 	p.settleLocked(e)
 }
 
-// settleLocked lets an entry that nobody holds drain, or closes it (T1, T2, U1).
+// settleLocked lets an entry that nobody holds drain, or ends it (T1, T2, U1).
 func (p *Pool) settleLocked(e *entry) {
-	if e.state == Failed {
+	switch {
+	case e.state == Failed:
 		p.keepFailedLocked(e)
-		return
+	case e.heldLocked():
+	case e.state == Recovering && e.owner != nil:
+		p.closeLocked(e, errUnused)
+	case e.state == Recovering && e.timer != nil: // else what is under way ends, and sees that nobody holds it
+		p.failLocked(e)
+	case e.state == Active:
+		p.drainLocked(e)
 	}
-	if e.state != Active || len(e.atts) > 0 || e.waiters > 0 {
-		return
-	}
+}
+
+// drainLocked lets an active entry that nobody holds drain, or closes it.
+func (p *Pool) drainLocked(e *entry) {
 	delay := p.cfg.DrainDelay
 	if p.cfg.MaxIdle > 0 {
 		delay = min(delay, time.Until(e.conn.Load().mux.LastCall().Add(p.cfg.MaxIdle)))

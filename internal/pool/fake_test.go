@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,8 +35,8 @@ type world struct {
 	mu      sync.Mutex
 	scripts map[string]*script // by server name
 	procs   []*proc            // in the order of their starts
-	dials   int
-	dialing map[string]int // dials under way, by what is dialled
+	dials   []time.Time        // when they began
+	dialing map[string]int     // dials under way, by what is dialled
 
 	onLog func(line string) // set before anything is logged; may be nil
 	heard uint64            // the last event that the test has taken
@@ -55,8 +56,11 @@ func inWorld(t *testing.T, c Config, test func(w *world)) {
 	})
 }
 
-// defaults are the timers as they are without configuration.
+// defaults are the timers as they are without configuration, without a circuit.
 var defaults = Config{DrainDelay: testDrainDelay, MaxIdle: testMaxIdle}
+
+// guarded has the circuit as well.
+var guarded = Config{DrainDelay: testDrainDelay, MaxIdle: testMaxIdle, Circuit: config.Defaults().Pool.Circuit}
 
 func (w *world) end() {
 	w.Helper()
@@ -105,6 +109,8 @@ type script struct {
 	silent    bool // initialize is never answered
 	stillborn bool // it ends instead of answering initialize
 	linger    time.Duration
+	ignores   []string // methods that it does not answer
+	refuses   []string // methods that it does not know
 	caps      string
 	tools     []string
 	list      func(method, cursor string) string // a result, or an error object in parentheses; nil for tools
@@ -122,7 +128,7 @@ func (s *script) get() script {
 	defer s.mu.Unlock()
 	return script{
 		dialDelay: s.dialDelay, deaf: s.deaf, dialErr: s.dialErr, failArg: s.failArg, initDelay: s.initDelay, silent: s.silent, stillborn: s.stillborn,
-		linger: s.linger, caps: s.caps, tools: s.tools, list: s.list, output: s.output,
+		linger: s.linger, ignores: s.ignores, refuses: s.refuses, caps: s.caps, tools: s.tools, list: s.list, output: s.output,
 	}
 }
 
@@ -133,6 +139,14 @@ func (w *world) server(name string) (*config.Server, *script) {
 	defer w.mu.Unlock()
 	w.scripts[name] = s
 	return &config.Server{Name: name, Transport: config.Stdio, Command: name, Sharing: config.Shared, StartTimeout: time.Minute}, s
+}
+
+// lasting returns a server that is watched and that recovers as without configuration.
+func (w *world) lasting(name string) (*config.Server, *script) {
+	server, s := w.server(name)
+	d := config.Defaults()
+	server.Recovery, server.Health = d.Pool.Recovery.Stdio, d.Pool.Health
+	return server, s
 }
 
 // own returns a server of which every session has a connection of its own.
@@ -146,7 +160,7 @@ func (w *world) own(name string) (*config.Server, *script) {
 func (w *world) dial(ctx context.Context, server *config.Server) (Link, error) {
 	what := fmt.Sprint(server.Name, server.Args)
 	w.mu.Lock()
-	w.dials++
+	w.dials = append(w.dials, time.Now())
 	w.dialing[what]++
 	if n := w.dialing[what]; n > 1 && server.Sharing == config.Shared {
 		w.Errorf("%d dials of %s at once", n, what)
@@ -188,6 +202,7 @@ type proc struct {
 	exited chan struct{}
 	wg     sync.WaitGroup
 	begun  time.Time
+	frozen atomic.Bool // it answers nothing any more, as after SIGSTOP
 
 	mu     sync.Mutex
 	seen   []string // methods that came
@@ -246,7 +261,16 @@ func (p *proc) write() {
 // handle answers a frame; what takes time does not hold up the next.
 func (p *proc) handle(f wire.Frame) {
 	s := p.script.get()
+	if p.frozen.Load() || slices.Contains(s.ignores, f.Method) {
+		return
+	}
+	if slices.Contains(s.refuses, f.Method) {
+		p.say(string(wire.ErrorReply(f.ID(), wire.ErrorObject(wire.MethodNotFound, "unknown method"))))
+		return
+	}
 	switch f.Method {
+	case wire.Ping:
+		p.result(f, "{}")
 	case wire.MethodInitialize:
 		if s.stillborn {
 			p.die("exit status 3")
@@ -428,6 +452,13 @@ func (p *proc) answered() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.answer
+}
+
+// dialled returns when the dials of all servers began.
+func (w *world) dialled() []time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.dials)
 }
 
 // alive counts the processes that live.

@@ -34,6 +34,8 @@ type identity struct {
 	StartTimeout time.Duration
 	CallTimeout  time.Duration
 	Close        [3]time.Duration
+	Recovery     config.Recovery
+	Health       config.Health
 	OAuth        oauthIdentity
 	AuthProvider string
 	Audience     string
@@ -74,6 +76,8 @@ func fingerprint(key []byte, w Want) string {
 		StartTimeout: s.StartTimeout,
 		CallTimeout:  s.CallTimeout,
 		Close:        [3]time.Duration{s.CloseEOFWait, s.CloseTermWait, s.CloseKillWait},
+		Recovery:     s.Recovery,
+		Health:       s.Health,
 		OAuth: oauthIdentity{
 			o.Enabled, o.ClientID, o.ClientSecret.Reveal(), sorted(o.Scopes), sorted(o.Audiences),
 			o.AuthorizationURL, o.TokenURL, o.RedirectURI, o.RegistrationURL, o.TokenParamName,

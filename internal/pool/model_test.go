@@ -45,6 +45,9 @@ func TestRandomUseKeepsTheInvariants(t *testing.T) {
 		case 2:
 			c.MaxIdle = 0
 		}
+		if seed%3 == 0 {
+			c.Circuit = config.Defaults().Pool.Circuit
+		}
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			inWorld(t, c, func(w *world) {
 				m := &model{world: w, rand: rand.New(rand.NewPCG(uint64(seed), 1))}
@@ -52,6 +55,9 @@ func TestRandomUseKeepsTheInvariants(t *testing.T) {
 					server, s := w.server(fmt.Sprint("server", i))
 					if i == 3 {
 						server.Sharing = config.Session
+					}
+					if i%2 == 1 {
+						server.Recovery, server.Health = config.Defaults().Pool.Recovery.Stdio, config.Defaults().Pool.Health
 					}
 					server.StartTimeout = 20 * time.Second
 					m.servers, m.scripts = append(m.servers, server), append(m.scripts, s)
@@ -103,6 +109,10 @@ func (m *model) step() string {
 		m.mu.Lock()
 		p := m.procs[m.pick(len(m.procs))]
 		m.mu.Unlock()
+		if m.pick(4) == 0 {
+			p.frozen.Store(true)
+			return "freeze"
+		}
 		p.die("signal: killed")
 		return "kill"
 	case n == 11:
@@ -195,8 +205,11 @@ func (m *model) check(after string) {
 		if live := e.state == Active || e.state == Draining; live != (c != nil) {
 			fail(e, "its connection is %v", c)
 		}
-		if needs := e.state == Draining || e.state == Failed && idle; needs != (e.timer != nil) {
+		if needs := e.state == Draining || e.state == Failed && idle; needs != (e.timer != nil) && e.state != Recovering {
 			fail(e, "its timer is %v", e.timer)
+		}
+		if e.state == Recovering && e.timer != nil && (idle && e.waiters == 0 || e.recovery.dialing || e.recovery.tries >= e.recovery.most) {
+			fail(e, "it waits for an attempt that it does not need: %+v", e.recovery)
 		}
 		if e.waiters > 0 && e.state != Spawning && e.state != Recovering {
 			fail(e, "somebody waits for what has ended")

@@ -40,13 +40,14 @@ func (s State) terminal() bool { return s == Failed || s == Closed }
 
 // Config says how a Pool works.
 type Config struct {
-	Dial       Dialer        // required
-	DrainDelay time.Duration // T1; 0 closes at the last detach
-	MaxIdle    time.Duration // T2; 0 is no limit
-	Budget     config.Budget // B1; the zero value has no limits
-	Version    string        // of roundhouse, told to servers; "" is "dev"
-	Log        *slog.Logger  // nil discards
-	Events     *event.Feed   // takes what happens to connections; nil discards
+	Dial       Dialer         // required
+	DrainDelay time.Duration  // T1; 0 closes at the last detach
+	MaxIdle    time.Duration  // T2; 0 is no limit
+	Budget     config.Budget  // B1; the zero value has no limits
+	Circuit    config.Circuit // R4; without failures there is no circuit
+	Version    string         // of roundhouse, told to servers; "" is "dev"
+	Log        *slog.Logger   // nil discards
+	Events     *event.Feed    // takes what happens to connections; nil discards
 }
 
 // Pool holds the connections. Its methods may be called at any time. Drain ends
@@ -68,6 +69,9 @@ type Pool struct {
 	dials    map[*entry]int         // dials that have not ended, of entries that have ended too
 	next     map[string]int         // server name → index of its next entry (S8)
 	budget   budget
+	circuits map[string]*circuit // by identity, of shared servers that failed a moment ago
+	swept    time.Time           // when circuits was last looked through
+	pardons  map[string]uint64   // server name → how often its failures were forgiven
 	unpooled uint64
 	drained  bool
 	report   DrainReport // of what ended since drained was set
@@ -89,6 +93,7 @@ func New(cfg Config) *Pool {
 	}
 	p := &Pool{cfg: cfg, key: key, clientInfo: info,
 		entries: map[string]*entry{}, dying: map[*connection]*entry{}, dials: map[*entry]int{}, next: map[string]int{},
+		circuits: map[string]*circuit{}, pardons: map[string]uint64{},
 		budget: budget{refused: map[string]Refusal{}, warned: map[limit]bool{}}}
 	p.hurry, p.hurryNow = context.WithCancelCause(context.Background())
 	return p
@@ -98,6 +103,7 @@ func New(cfg Config) *Pool {
 // change in the functions of entry.go only.
 type entry struct {
 	id           string
+	identity     string // the id that a shared entry has, or would have
 	name         string
 	index        int
 	server       *config.Server
@@ -111,17 +117,19 @@ type entry struct {
 
 	state      State
 	generation uint64
-	ready      chan struct{} // closed when a dial or recovery has ended
+	ready      chan struct{} // closed when the first dial, or the recovery, has ended
 	stop       context.CancelCauseFunc
 	err        error // of the last dial or loss
 	atts       map[*Attachment]struct{}
 	waiters    int
 	restart    time.Time       // when the restart began that is under way, else zero
-	timer      *time.Timer     // while draining, and while a failed entry is kept for show
+	timer      *time.Timer     // while draining, between attempts, and while a failed entry is kept for show
+	since      time.Time       // when its connection came up
+	recovery   recovery        // while recovering
 	exit       string          // how the last process ended
 	output     []string        // what it wrote last
 	written    uint64          // the generation that wrote it
-	before     [kinds]*Listing // the catalogue before a restart
+	before     [kinds]*Listing // the catalogue before the loss, while recovering
 	news       []func()        // for listeners and the log, to be told in this order
 	telling    bool            // a goroutine tells it
 }
@@ -140,8 +148,8 @@ type Want struct {
 type Listener interface {
 	// ListChanged says that a list differs from before.
 	ListChanged(a *Attachment, l mux.List)
-	// Lost says that the connection ended; calls have got their errors. The
-	// attachment is of no more use.
+	// Lost says that the connection ended for good, and why; calls have got their
+	// errors. The attachment is of no more use.
 	Lost(a *Attachment, err *fault.Error)
 	// Renewed says that the attachment has a new connection to the same server, which
 	// knows nothing of subscriptions and log levels.
@@ -154,13 +162,15 @@ type Holder struct {
 	session string
 	done    chan struct{} // closed by Release
 
-	released bool                     // guarded by pool.mu
-	atts     map[*Attachment]struct{} // guarded by pool.mu
+	// Guarded by pool.mu.
+	released bool
+	atts     map[*Attachment]struct{}
+	circuits map[string]*circuit // by identity, of its own connections that failed a moment ago
 }
 
 // NewHolder returns a Holder for a session. Release it.
 func (p *Pool) NewHolder(session string) *Holder {
-	return &Holder{pool: p, session: session, done: make(chan struct{}), atts: map[*Attachment]struct{}{}}
+	return &Holder{pool: p, session: session, done: make(chan struct{}), atts: map[*Attachment]struct{}{}, circuits: map[string]*circuit{}}
 }
 
 // ErrReleased is returned to an acquire whose holder was released meanwhile (S4).
@@ -170,13 +180,13 @@ var ErrReleased = errors.New("the session has ended or gone dormant")
 // none lives (S1, S2). It waits under ctx; a dial that nobody waits for any more
 // goes on. Errors: fault.Draining, fault.StartFailed, fault.StartTimeout,
 // fault.Interrupted for a server that ended as soon as it had started,
-// fault.BudgetExhausted for one that is over the budget (B2), ErrReleased, or the cause
-// of ctx.
+// fault.CircuitOpen for one that keeps failing (R4), fault.BudgetExhausted for one that
+// is over the budget (B2), ErrReleased, or the cause of ctx.
 func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 	p := h.pool
-	id := ""
+	identity, id := w.Server.Name+"::"+fingerprint(p.key, w), ""
 	if w.Server.Sharing == config.Shared {
-		id = w.Server.Name + "::" + fingerprint(p.key, w)
+		id = identity
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,11 +204,18 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 			e = p.entries[id]
 		}
 		if e == nil || e.state.terminal() && mine == nil {
+			var owner *Holder
+			if id == "" {
+				owner = h
+			}
+			if err := p.refusalLocked(w.Server.Name, identity, owner); err != nil {
+				return nil, err
+			}
 			if err := p.admitLocked(w.Server); err != nil {
 				return nil, err
 			}
-			e = p.spawnLocked(id, w, h)
-			if id == "" {
+			e = p.spawnLocked(identity, w, owner)
+			if owner != nil {
 				mine = e
 			}
 		}
@@ -218,6 +235,12 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 			continue
 		case Failed, Closed:
 			return nil, e.err
+		case Recovering:
+			if waited && e.err != nil {
+				p.settleLocked(e)
+				return nil, e.err // it was lost again as soon as it had started, as above
+			}
+			p.hastenLocked(e)
 		}
 		if err := p.waitLocked(ctx, h, e); err != nil {
 			return nil, err

@@ -30,10 +30,10 @@ const (
 )
 
 // Restart ends and starts anew every connection of a server, at the same time;
-// attachments stay. Calls in flight are interrupted. A restart under way is waited
-// for instead of being doubled. The results are in the order of the indexes; without
-// a connection, and so once the pool drains, there are none. ctx bounds the waiting, not
-// the restarts.
+// attachments stay. Calls in flight are interrupted, and what failed before is forgiven
+// (R4). A restart under way is waited for instead of being doubled. The results are in the
+// order of the indexes; without a connection, and so once the pool drains, there are none.
+// ctx bounds the waiting, not the restarts.
 func (p *Pool) Restart(ctx context.Context, name string) []Restarted {
 	return p.restart(ctx, name, func(*entry) bool { return true })
 }
@@ -70,6 +70,7 @@ type restarting struct {
 func (p *Pool) Retire(name string) (found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.pardonLocked(name)
 	for _, e := range p.entries {
 		if e.name != name {
 			continue
@@ -89,6 +90,7 @@ func (p *Pool) Retire(name string) (found bool) {
 func (p *Pool) restartAll(name string, chosen func(*entry) bool) []restarting {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.pardonLocked(name)
 	var jobs []restarting
 	for _, e := range p.entries {
 		if e.name == name && chosen(e) {
@@ -125,28 +127,20 @@ func (p *Pool) restartLocked(e *entry) *entry {
 	switch e.state {
 	case Failed, Closed:
 		if e.owner == nil {
-			e = p.spawnLocked(e.id, Want{Server: e.server, Principal: e.principal, Capabilities: e.capabilities, Workspace: e.workspace}, nil)
+			e = p.spawnLocked(e.identity, Want{Server: e.server, Principal: e.principal, Capabilities: e.capabilities, Workspace: e.workspace}, nil)
 			e.restart = time.Now()
 		}
 	case Active, Draining:
 		old := e.conn.Swap(nil)
-		for k := range e.before {
-			e.before[k] = old.cat.peek(Kind(k))
+		e.restart = time.Now()
+		p.recoverLocked(e, old, recovery{most: 1, asked: true})
+		p.endLocked(e, old, fault.New(fault.Interrupted, "server %q is being restarted", e.name))
+	case Recovering:
+		if e.restart.IsZero() {
+			e.restart = time.Now()
 		}
-		e.generation++
-		e.ready, e.restart = make(chan struct{}), time.Now()
-		p.setLocked(e, Recovering)
-		generation := e.generation
-		p.dying[old] = e
-		p.wg.Go(func() {
-			old.end(fault.New(fault.Interrupted, "server %q is being restarted", e.name))
-			p.bury(e, old)
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if e.state == Recovering && e.generation == generation {
-				p.dialLocked(e)
-			}
-		})
+		e.recovery.asked, e.recovery.due = true, time.Time{}
+		p.hastenLocked(e)
 	}
 	return e
 }

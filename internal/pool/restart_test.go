@@ -196,8 +196,8 @@ func TestARestartOfManyFailedEntriesHasOneResultForEach(t *testing.T) {
 			_, _ = w.pool.NewHolder("a").Acquire(context.Background(), want(&x, nil))
 		}
 		results := w.pool.Restart(context.Background(), "files")
-		if len(results) != n || w.dials != 2*n {
-			t.Errorf("%d results and %d dials, want %d and %d", len(results), w.dials, n, 2*n)
+		if len(results) != n || len(w.dialled()) != 2*n {
+			t.Errorf("%d results and %d dials, want %d and %d", len(results), len(w.dialled()), n, 2*n)
 		}
 		for i, r := range results {
 			if r.Index != i {

@@ -25,6 +25,8 @@ type Info struct {
 	UptimeMs    int64      `json:"uptimeMs,omitempty"`
 	LastError   string     `json:"lastError,omitempty"`
 	Exit        string     `json:"exit,omitempty"`
+	LastOutput  []string   `json:"lastOutput,omitempty"` // of one that failed or recovers: its last lines beside the protocol
+	Circuit     *Circuit   `json:"circuit,omitempty"`    // of a server that failed lately
 	Noise       int64      `json:"noise"`
 	Strays      int64      `json:"strays"`
 	Serial      bool       `json:"serial,omitempty"` // runs one client's calls at a time
@@ -68,10 +70,10 @@ func (p *Pool) Snapshot() []Info {
 	var parts []part
 	p.mu.Lock()
 	for _, e := range p.entries {
-		parts = append(parts, part{e.infoLocked(), e.conn.Load()})
+		parts = append(parts, part{p.infoLocked(e), e.conn.Load()})
 	}
 	for c, e := range p.dying {
-		info := e.infoLocked()
+		info := p.infoLocked(e)
 		info.Dying = true
 		if !e.state.terminal() { // a restart: the entry itself is listed too
 			info.State, info.Refs, info.Sessions = Closed, 0, []string{}
@@ -93,7 +95,7 @@ func (p *Pool) Snapshot() []Info {
 	return infos
 }
 
-func (e *entry) infoLocked() Info {
+func (p *Pool) infoLocked(e *entry) Info {
 	i := Info{ID: e.id, Server: e.name, EntryIndex: e.index, State: e.state, Sharing: "shared", Generation: e.generation, Refs: len(e.atts), Sessions: []string{}, Exit: e.exit}
 	if e.owner != nil {
 		i.Sharing = "session"
@@ -102,9 +104,11 @@ func (e *entry) infoLocked() Info {
 		i.Sessions = append(i.Sessions, a.holder.session)
 	}
 	slices.Sort(i.Sessions)
-	if e.err != nil && e.state == Failed {
+	if e.err != nil && (e.state == Failed || e.state == Recovering) {
 		i.LastError = e.err.Error()
+		i.LastOutput = e.output[max(0, len(e.output)-quotedOutput):]
 	}
+	i.Circuit = p.circuitLocked(e.identity, e.owner, e.name).describe(p.cfg.Circuit, time.Now())
 	return i
 }
 

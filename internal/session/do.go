@@ -5,7 +5,9 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"time"
 
+	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
@@ -42,6 +44,8 @@ type call struct {
 	on    func(ok bool) // what a result or an error changes for us, or nil
 	mc    *mux.Call     // once it is at a connection
 	again func()        // sends it once more; nil once it was called, and before the first attempt
+	twice bool          // the server says that it may be executed twice, and its configuration believes that
+	leave func()        // ends the waiting for a connection, or nil
 }
 
 // begin registers a request of the client. An id that is in flight is the sender's
@@ -73,11 +77,14 @@ func (k *call) Note(p mux.Pieces) {
 // Done implements mux.Outlet: the request has ended.
 func (k *call) Done(p mux.Pieces) {
 	k.mu.Lock()
-	again, on := k.done, k.on
+	again, on, leave := k.done, k.on, k.leave
 	k.done = true
 	k.mu.Unlock()
 	if again {
 		return
+	}
+	if leave != nil {
+		leave()
 	}
 	k.c.mu.Lock()
 	delete(k.c.calls, string(k.id))
@@ -125,13 +132,15 @@ func (k *call) sent(mc *mux.Call, again bool) {
 }
 
 // Failed implements mux.Failer: what certainly did not reach the server is sent once
-// more, on a new connection if need be (R5, case 4). A server that wants a login would
-// want it again.
+// more, on a new connection if need be (R5, case 4), and so is what may be executed
+// twice when a connection was lost. A server that wants a login would want it again.
 func (k *call) Failed(err *fault.Error) bool {
-	if err.Sent != fault.SentNo || err.Reason == fault.NeedsLogin {
+	k.mu.Lock()
+	unsent := err.Sent == fault.SentNo && err.Reason != fault.NeedsLogin
+	if !unsent && (!k.twice || err.Reason != fault.Interrupted) {
+		k.mu.Unlock()
 		return false
 	}
-	k.mu.Lock()
 	again := k.again
 	k.again, k.mc = nil, nil
 	done := k.done
@@ -312,7 +321,12 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 		if err := allowed(att, f, r); err != nil {
 			return err
 		}
+		if err := k.await(b, att); err != nil {
+			return err
+		}
+		twice := b.server.Retry == config.RetryIdempotent && f.Method == wire.ToolsCall && repeatable(att, f, r)
 		k.mu.Lock()
+		k.twice = twice
 		done := k.done
 		k.mu.Unlock()
 		if done {
@@ -330,6 +344,38 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 	if err != nil {
 		k.fail(err)
 	}
+}
+
+// await waits while the server recovers (R3): as long as the client wants the call, and
+// not longer than the call may take.
+func (k *call) await(b *binding, att *pool.Attachment) error {
+	if att.Live() {
+		return nil
+	}
+	ctx, leave := context.WithCancelCause(b.s.ctx)
+	defer leave(nil)
+	if limit := b.server.CallTimeout; limit > 0 {
+		err := fault.New(fault.CallTimeout, "server %q is being started again and was not there within %s; callTimeout of the server sets the limit", b.server.Name, limit)
+		err.Server = b.server.Name
+		timer := time.AfterFunc(limit, func() { leave(err) })
+		defer timer.Stop()
+	}
+	k.mu.Lock()
+	done := k.done
+	k.leave = func() { leave(errCancelled) }
+	k.mu.Unlock()
+	if done {
+		return nil
+	}
+	return att.Wait(ctx)
+}
+
+var errCancelled = errors.New("the client wants no answer any more")
+
+// repeatable reports whether the server says that the call may be executed twice.
+func repeatable(att *pool.Attachment, f wire.Frame, r wire.Routing) bool {
+	tool, err := wire.Text(r.Name.Of(f.Raw))
+	return err == nil && att.Repeatable(tool)
 }
 
 // allowed applies the session's filter to what a request names. What is filtered
