@@ -32,6 +32,7 @@ var arrows = map[string][]string{
 	"internal/upstream": {"sse", "wire"},
 	"internal/config":   {"secret"},
 	"internal/relay":    {"wire"},
+	"internal/dialect":  {"wire"},
 
 	// Leaves.
 	"internal/event":   nil,

@@ -1,0 +1,127 @@
+package dialect
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Engine is a kind of upstream: what it can be asked for beyond its API, and where it
+// answers that. The zero Engine is asked for nothing.
+type Engine string
+
+// The engines that roundhouse knows (C10).
+const (
+	OpenAI    Engine = "openai"
+	Anthropic Engine = "anthropic"
+	VLLM      Engine = "vllm"
+	SGLang    Engine = "sglang"
+	LMDeploy  Engine = "lmdeploy"
+	LlamaCpp  Engine = "llamacpp"
+)
+
+// Engines returns the engines that there are.
+func Engines() []Engine { return []Engine{OpenAI, Anthropic, VLLM, SGLang, LMDeploy, LlamaCpp} }
+
+// Profile is what is known of an upstream. The zero Profile injects nothing and strips
+// nothing.
+type Profile struct {
+	Engine Engine
+	// EndOfText is the model's end-of-text string. It is scrubbed from the texts of
+	// answers, also where it is split over deltas; "" scrubs nothing.
+	EndOfText string
+	// Experts asks engines for mixtures of experts to tell which were used. Engines
+	// that were not started for it refuse the request then.
+	Experts bool
+}
+
+// Check returns what is wrong with a profile: its engine is none.
+func (p Profile) Check() error {
+	if p.Engine != "" && !slices.Contains(Engines(), p.Engine) {
+		return fmt.Errorf("the engine %q is none of %q", p.Engine, Engines())
+	}
+	return nil
+}
+
+// field is a member to add to a request, and the members of answers that come of it.
+// If the client asked for it itself, neither is done.
+type field struct {
+	ask   string
+	value string
+	back  []string
+}
+
+// fields returns what makes an engine tell token ids in answer to a request.
+func (p Profile) fields(r *Request) []field {
+	var fields []field
+	logprobs := field{"logprobs", "true", []string{"logprobs"}}
+	switch {
+	case p.Engine == VLLM && r.API == Chat:
+		// The first chunk has the prompt's ids, each its own.
+		fields = []field{logprobs, {idsMember, "true", []string{"prompt_token_ids", "token_ids"}}}
+	case p.Engine == SGLang && r.API == Chat:
+		fields = []field{logprobs}
+		if !r.Stream {
+			// It refuses all of these on streams. Older versions know but the latter two.
+			fields = append(fields,
+				field{idsMember, "true", []string{"token_ids"}},
+				field{"return_prompt_token_ids", "true", []string{"prompt_token_ids"}},
+				field{"return_meta_info", "true", []string{"meta_info"}})
+		}
+		if p.Experts {
+			fields = append(fields, field{"return_routed_experts", "true", []string{"sglext"}})
+		}
+	case p.Engine == LMDeploy && (r.API == Chat || r.API == Messages):
+		fields = []field{
+			{idsMember, "true", []string{"output_ids"}},
+			{"return_logprob", "true", []string{"output_token_logprobs"}},
+		}
+		if p.EndOfText != "" {
+			// Without it the ids lack the one that ends the text.
+			fields = append(fields, field{ask: "include_stop_str_in_output", value: "true"})
+		}
+		if p.Experts {
+			fields = append(fields, field{"return_routed_experts", "true", []string{"routed_experts"}})
+		}
+	case p.Engine == LlamaCpp && r.API == Chat:
+		// Its ids stand in the logprobs, which it refuses on streams with tools.
+		if !r.asked["logprobs"] && !(r.Stream && r.asked["tools"]) {
+			fields = []field{logprobs, {ask: "top_logprobs", value: "1"}}
+		}
+	}
+	return fields
+}
+
+// givesIDs reports whether the engine can be made to tell token ids.
+func (e Engine) givesIDs(api API) bool {
+	switch e {
+	case VLLM, SGLang, LlamaCpp:
+		return api == Chat
+	case LMDeploy:
+		return api == Chat || api == Messages
+	}
+	return false
+}
+
+// counts reports whether so many ids are as many tokens as the engine counted.
+func (e Engine) counts(ids, counted int64) bool {
+	switch e {
+	case VLLM, SGLang:
+		return ids == counted
+	case LlamaCpp:
+		// The token that ends the text may be counted and not told.
+		return ids == counted || ids+1 == counted
+	}
+	return true
+}
+
+// refusesUnknown reports whether the engine refuses members that it does not know.
+func (e Engine) refusesUnknown() bool { return e == OpenAI || e == Anthropic }
+
+// runsLocally reports whether the engine has none of Anthropic's own tools.
+func (e Engine) runsLocally() bool {
+	switch e {
+	case VLLM, SGLang, LMDeploy, LlamaCpp:
+		return true
+	}
+	return false
+}
