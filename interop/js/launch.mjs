@@ -126,6 +126,11 @@ class Daemon {
     return this.#child.pid;
   }
 
+  /** A copy of the binary, which only this daemon and its helpers run. */
+  get executable() {
+    return this.#executable;
+  }
+
   /** What the daemon wrote to stderr and stdout, the end of it. */
   get output() {
     return this.#child.output;

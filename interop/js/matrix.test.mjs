@@ -57,13 +57,14 @@ const matrix = {
 };
 
 // The upstreams: the server, its era, and how it is configured, given a port that is free for it. session: every session
-// has a connection of its own.
+// has a connection of its own. clients: 'stdio' means that clients start roundhouse connect, in which only the older era is spoken.
 const everythingHTTP = (port) => new Child(process.execPath, [serverScript('everything'), 'streamableHttp'], { env: { ...process.env, PORT: String(port) } });
 const matrixHTTP = (era) => (port) => new Child(join(built, 'server'), ['-era', era, '-http', `127.0.0.1:${port}`]);
 const upstreams = {
   'TypeScript, legacy, stdio': { server: everything, era: 'legacy', command: process.execPath, args: [serverScript('everything')] },
   'TypeScript, legacy, HTTP, a connection for each session': { server: everything, era: 'legacy', http: everythingHTTP, sharing: 'session' },
   'Go, legacy, stdio': { server: matrix, era: 'legacy', command: join(built, 'server'), args: ['-era', 'legacy'] },
+  'Go, legacy, stdio, clients too': { server: matrix, era: 'legacy', command: join(built, 'server'), args: ['-era', 'legacy'], clients: 'stdio' },
   'Go, legacy, HTTP, a connection for each session': { server: matrix, era: 'legacy', http: matrixHTTP('legacy'), sharing: 'session' },
   'Go, legacy, HTTP, one connection': { server: matrix, era: 'legacy', http: matrixHTTP('legacy'), sharing: 'shared' },
 };
@@ -81,8 +82,8 @@ async function configure(t, { command, args, http, sharing }) {
 
 /** Three sessions of one kind, on one upstream. number is different for every kind. */
 class Cell {
-  constructor({ era, client }, number, upstream, url) {
-    Object.assign(this, { era, client, number, server: upstream.server, upstream, url });
+  constructor({ era, client }, number, upstream, target) {
+    Object.assign(this, { era: upstream.clients ? 'legacy' : era, client, number, server: upstream.server, upstream, target });
     this.names = Array.from({ length: perKind }, (_, i) => `kind-${number}.${i}`);
   }
 
@@ -104,7 +105,7 @@ class Cell {
 
   async connects() {
     await this.each(async (who) => {
-      assert.equal(await this.client.open(who, this.url(who)), this.era === 'modern' ? '2026-07-28' : '2025-11-25');
+      assert.equal(await this.client.open(who, this.target(who)), this.era === 'modern' ? '2026-07-28' : '2025-11-25');
       const [tool] = this.server.echo('').call;
       assert.ok((await this.client.tools(who)).includes(tool));
     });
@@ -194,9 +195,12 @@ for (const [name, upstream] of Object.entries(upstreams)) {
   test(name, { timeout: 120_000, concurrency: true }, async (t) => {
     const configured = await configure(t, upstream);
     const daemon = await startDaemon(t, { servers: () => ({ matrix: configured }) });
-    // Clients of the new era say nothing by which they could be told apart but the name of a session.
-    const url = (who) => (upstream.sharing === 'session' ? new URL(`/sessions/${who}/mcp/matrix`, daemon.url) : daemon.mcp('matrix'));
-    const cells = Object.entries(kinds).map(([kind, made], number) => [kind, new Cell(made, number, upstream, url)]);
+    const target = (who) => {
+      if (upstream.clients) return { command: [daemon.executable, 'connect', 'matrix', '--url', daemon.url, '--no-autostart', '--fallback', 'off'] };
+      // Clients of the new era say nothing by which they could be told apart but the name of a session.
+      return { url: String(upstream.sharing === 'session' ? new URL(`/sessions/${who}/mcp/matrix`, daemon.url) : daemon.mcp('matrix')) };
+    };
+    const cells = Object.entries(kinds).map(([kind, made], number) => [kind, new Cell(made, number, upstream, target)]);
     for (const phase of phases) {
       await Promise.all(cells.map(([kind, cell]) => t.test(`${kind} ${phase}`, () => cell[phase]())));
     }

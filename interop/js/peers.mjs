@@ -1,6 +1,7 @@
 // Clients of every official SDK and both eras, made alike. A kind of client opens sessions:
 //
-//   open(session, url)             connects; resolves to the protocol version spoken
+//   open(session, target)          connects to {url} or starts {command: [program, ...arguments]}; resolves to the protocol version
+//                                  spoken; a kind of the new era begins in the older one where the new one is not spoken
 //   call(session, tool, arguments, key)  resolves to {text, isError}
 //   progress(session, key)         of the latest call with this key, so far: [{progress, total, message}]
 //   cancel(session, key)           gives up the call with this key, which then fails
@@ -16,21 +17,22 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 
-import { Client as SecondClient, StreamableHTTPClientTransport as SecondTransport } from '@modelcontextprotocol/client';
+import { Client as SecondClient, StreamableHTTPClientTransport as SecondHTTP } from '@modelcontextprotocol/client';
+import { StdioClientTransport as SecondStdio } from '@modelcontextprotocol/client/stdio';
 import { Client as FirstClient } from '@modelcontextprotocol/sdk/client/index.js';
-import { StreamableHTTPClientTransport as FirstTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import { StdioClientTransport as FirstStdio } from '@modelcontextprotocol/sdk/client/stdio.js';
+import { StreamableHTTPClientTransport as FirstHTTP } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import {
   CreateMessageRequestSchema, ElicitRequestSchema, ListRootsRequestSchema, ResourceUpdatedNotificationSchema, ToolListChangedNotificationSchema,
 } from '@modelcontextprotocol/sdk/types.js'; // prettier-ignore
 
-const versions = { legacy: '2025-11-25', modern: '2026-07-28' };
 const capabilities = { sampling: {}, elicitation: {}, roots: {} };
 
 /** The sessions of a TypeScript SDK. What the two SDKs do differently is in connect, handle and subscribe. */
 class TypeScript {
   #sessions = new Map();
 
-  async open(name, url) {
+  async open(name, { url, command: [command, ...args] = [] }) {
     const heard = { updated: [], changes: 0, errors: [] };
     const client = this.make(name);
     client.onerror = (error) => heard.errors.push(String(error));
@@ -41,7 +43,7 @@ class TypeScript {
       updated: ({ params }) => void heard.updated.push(params.uri),
       changed: () => void heard.changes++,
     });
-    const transport = this.transport(url);
+    const transport = url ? new this.HTTP(new URL(url)) : new this.Stdio({ command, args });
     await client.connect(transport, { timeout: 60_000 });
     const session = { client, transport, heard, calls: new Map(), progress: new Map() };
     this.#sessions.set(name, session);
@@ -80,7 +82,7 @@ class TypeScript {
 
   async close(name) {
     const { client, transport } = this.#sessions.get(name);
-    await transport.terminateSession();
+    await transport.terminateSession?.();
     await client.close();
   }
 
@@ -89,8 +91,9 @@ class TypeScript {
 
 class First extends TypeScript {
   make = (name) => new FirstClient({ name, version: '1' }, { capabilities });
-  transport = (url) => new FirstTransport(url);
-  begin = () => versions.legacy;
+  HTTP = FirstHTTP;
+  Stdio = FirstStdio;
+  begin = ({ transport }) => transport.protocolVersion ?? '2025-11-25'; // on stdio it does not say
   callTool = (client, params, options) => client.callTool(params, undefined, options);
   listen = ({ client }, uri) => client.subscribeResource({ uri });
 
@@ -110,9 +113,10 @@ class Second extends TypeScript {
   }
 
   make = (name) => new SecondClient({ name, version: '1' }, { capabilities, versionNegotiation: { mode: this.era === 'modern' ? 'auto' : 'legacy' } });
-  transport = (url) => new SecondTransport(url);
+  HTTP = SecondHTTP;
+  Stdio = SecondStdio;
   callTool = (client, params, options) => client.callTool(params, options);
-  listen = ({ client }, uri) => (this.era === 'modern' ? client.listen({ resourceSubscriptions: [uri] }) : client.subscribeResource({ uri }));
+  listen = ({ client }, uri) => (client.getProtocolEra() === 'modern' ? client.listen({ resourceSubscriptions: [uri] }) : client.subscribeResource({ uri }));
 
   handle(client, { sampling, elicitation, roots, updated, changed }) {
     client.setRequestHandler('sampling/createMessage', sampling);
@@ -124,7 +128,7 @@ class Second extends TypeScript {
 
   async begin({ client }) {
     if (client.getProtocolEra() === 'modern') await client.listen({ toolsListChanged: true });
-    return client.getProtocolEra() === this.era ? versions[this.era] : `the ${client.getProtocolEra()} era`;
+    return client.getNegotiatedProtocolVersion();
   }
 }
 
@@ -161,7 +165,7 @@ class Program {
     });
   }
 
-  open = (session, url) => this.#tell({ op: 'open', session, url, era: this.era });
+  open = (session, target) => this.#tell({ op: 'open', session, ...target, era: this.era });
   call = (session, tool, args, key) => this.#tell({ op: 'call', session, tool, arguments: args, key });
   progress = (session, key) => this.#tell({ op: 'progress', session, key });
   cancel = (session, key) => this.#tell({ op: 'cancel', session, key });

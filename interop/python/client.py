@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import anyio
 import mcp_types as types
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourceUpdated
 
@@ -52,12 +52,15 @@ class Session:
     def modern(self) -> bool:
         return self.client.protocol_version >= "2026-07-28"
 
-    async def live(self, url: str, era: str, *, task_status) -> None:
+    async def live(self, order: dict, *, task_status) -> None:
         """The session from its beginning to its end; a client has to be left in the task that entered it."""
-        mode = "2026-07-28" if era == "modern" else "legacy"
+        if "url" in order:
+            target = order["url"]
+        else:
+            target = StdioServerParameters(command=order["command"][0], args=order["command"][1:])
         async with AsyncExitStack() as stack:
             self.client = Client(
-                url, mode="auto" if era == "modern" else mode, client_info=types.Implementation(name=self.name, version="1"),
+                target, mode="auto" if order["era"] == "modern" else "legacy", client_info=types.Implementation(name=self.name, version="1"),
                 sampling_callback=self.sample, elicitation_callback=self.elicit, list_roots_callback=self.roots, message_handler=self.hear,
             )  # fmt: skip
             try:
@@ -129,7 +132,7 @@ async def main() -> None:
             try:
                 if order["op"] == "open":
                     session = sessions[order["session"]] = Session(order["session"])
-                    if failed := await tasks.start(session.live, order["url"], order["era"]):
+                    if failed := await tasks.start(session.live, order):
                         raise failed
                     result = session.client.protocol_version
                 else:

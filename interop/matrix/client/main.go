@@ -14,6 +14,7 @@ import (
 	"log"
 	"net/http"
 	"os"
+	"os/exec"
 	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -26,6 +27,7 @@ type order struct {
 	Op        string         `json:"op"`
 	Session   string         `json:"session"`
 	URL       string         `json:"url"`
+	Command   []string       `json:"command"`
 	Era       string         `json:"era"`
 	Tool      string         `json:"tool"`
 	Arguments map[string]any `json:"arguments"`
@@ -173,7 +175,10 @@ func open(ctx context.Context, o order) (*session, error) {
 		version = "2026-07-28"
 	}
 	// Each client has its own TCP connections, as clients in processes of their own have.
-	transport := &mcp.StreamableClientTransport{Endpoint: o.URL, HTTPClient: &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}}
+	var transport mcp.Transport = &mcp.StreamableClientTransport{Endpoint: o.URL, HTTPClient: &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}}
+	if o.URL == "" {
+		transport = &mcp.CommandTransport{Command: exec.Command(o.Command[0], o.Command[1:]...)}
+	}
 	var err error
 	s.ClientSession, err = client.Connect(ctx, transport, &mcp.ClientSessionOptions{ProtocolVersion: version})
 	return s, err
