@@ -115,7 +115,7 @@ func (x *exchange) take() (notes [][]byte, answer mux.Pieces, over bool) {
 		x.mu.Unlock()
 		return nil, answer, false
 	}
-	first, queue := x.first, x.queue
+	first, queue, granted := x.first, x.queue, x.granted
 	if x.held { // what was not acknowledged is not told
 		queue = nil
 	}
@@ -127,7 +127,7 @@ func (x *exchange) take() (notes [][]byte, answer mux.Pieces, over bool) {
 		notes = append(notes, first)
 	}
 	for _, p := range queue {
-		if raw := x.shown(p); raw != nil {
+		if raw := x.call.shown(p, granted); raw != nil {
 			notes = append(notes, raw)
 		}
 	}
@@ -189,19 +189,19 @@ func (x *exchange) write(w http.ResponseWriter, r *http.Request) {
 
 // shown is a notification as the client gets it, or nil if it is not for this one: a
 // stream holds what belongs to its request, and log messages only if it asked for
-// them.
-func (x *exchange) shown(p mux.Pieces) []byte {
+// them. granted is what a client that listens is told of.
+func (k *call) shown(p mux.Pieces, granted session.Watch) []byte {
 	raw := p.AppendTo(nil)
 	f, err := wire.Parse(raw)
 	if err != nil || f.Kind != wire.Notification {
 		return nil
 	}
-	if x.call.frame.Method == wire.SubscriptionsListen {
-		return x.heard(f)
+	if k.frame.Method == wire.SubscriptionsListen {
+		return k.heard(f, granted)
 	}
 	switch f.Method {
 	case wire.Message:
-		if x.call.visit.LogLevel == nil {
+		if k.visit.LogLevel == nil {
 			return nil
 		}
 	case "notifications/elicitation/complete", "notifications/tasks/status":

@@ -168,6 +168,11 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		return nil
 	}
 	c, err := g.cfg.Sessions.Client(caller.Principal, r.PathValue("server"), ids[0])
+	if err == nil {
+		if _, ok := c.Stream().(*transport); !ok { // it is on a line
+			err = errNotHere
+		}
+	}
 	if err != nil {
 		fail(w, 0, id, err)
 		return nil
@@ -182,6 +187,8 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 	}
 	return c
 }
+
+var errNotHere = fault.New(fault.UnknownSession, "this MCP session is not one over HTTP; send initialize again")
 
 // requestID is the id under which a refusal answers a frame: only requests have one.
 func requestID(f wire.Frame) []byte {

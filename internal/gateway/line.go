@@ -2,9 +2,11 @@ package gateway
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -29,10 +31,11 @@ const (
 	writeChunk = 256 << 10
 )
 
-var errNotInitialized = fault.New(fault.BadRequest, "the first request must be initialize")
+var errNotInitialized = fault.New(fault.BadRequest, "the first request must be initialize, or say in its _meta which protocol version it is of")
 
-// line is the connection of one shim, and the one client on it. It implements
-// mux.Outlet for all of the client's requests.
+// line is the connection of one shim, and the client on it: one with a handshake, the
+// sender of requests of 2026-07-28, or somebody who tries out both. It implements
+// mux.Outlet for all requests of the first.
 //
 // Its handler writes; one goroutine at a time reads. When the line ends, both end,
 // and the handler waits for those that still bring a frame on its way.
@@ -51,8 +54,11 @@ type line struct {
 	ended   chan struct{} // closed by end
 
 	mu      sync.Mutex
-	client  *session.Client
-	closed  func() // tells the client that its stream is closed
+	client  *session.Client       // that has shaken hands, or nil
+	sender  *session.Client       // stands for who sends without a handshake, or nil
+	closed  []func()              // tell them that their stream is closed
+	visits  map[string]*lineVisit // requests without a handshake, in flight, by id
+	leaving []*session.Client     // of those that have ended
 	queue   []queued
 	bytes   int
 	open    int  // requests in flight
@@ -64,10 +70,10 @@ type line struct {
 func newLine(rl *Relay, hello session.Hello) *line {
 	l := &line{
 		rl: rl, hello: hello, session: hello.Session,
-		wake: make(chan struct{}, 1), resumed: make(chan struct{}), ended: make(chan struct{}),
+		wake: make(chan struct{}, 1), resumed: make(chan struct{}), ended: make(chan struct{}), visits: map[string]*lineVisit{},
 	}
 	if l.session == "" {
-		l.session = hello.ClientID // what the manager mints
+		l.session = cmp.Or(hello.Resumes, hello.ClientID) // what the manager mints
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	return l
@@ -102,23 +108,35 @@ func (l *line) serve(conn net.Conn, r *bufio.Reader, answer string) error {
 // inOrder reports whether a line ended because its shim did.
 func inOrder(cause error) bool { return errors.Is(cause, io.EOF) }
 
-// leave ends the line's client. One whose line broke is kept for a while.
+// leave ends the line's client. One whose line broke is kept for a while; requests
+// without a handshake are not.
 func (l *line) leave(cause error) {
 	l.mu.Lock()
 	l.deaf = true
 	l.queue = nil
 	l.count(-l.bytes)
-	c, closed := l.client, l.closed
+	client, sender, closed := l.client, l.sender, l.closed
+	visits := slices.Collect(maps.Values(l.visits))
 	l.mu.Unlock()
-	if c == nil {
+	for _, x := range visits {
+		x.settle(nil)
+	}
+	l.dismiss()
+	if client == nil && sender == nil {
 		return
 	}
-	closed()
+	for _, f := range closed {
+		f()
+	}
 	if !inOrder(cause) {
 		l.rl.discharge(l)
 		l.rl.wait(l)
 	}
-	c.Delete()
+	for _, c := range []*session.Client{client, sender} {
+		if c != nil {
+			c.Delete()
+		}
+	}
 }
 
 // read takes the shim's frames until the line ends, or until another goroutine reads
@@ -150,9 +168,16 @@ func (l *line) take(raw []byte) bool {
 	mine := true
 	for _, raw := range raws { // a batch is answered one by one
 		f, err := wire.Parse(raw)
+		if err != nil {
+			l.malformed(err)
+			continue
+		}
+		meta, modern, err := l.claims(f)
 		switch {
 		case err != nil:
 			l.malformed(err)
+		case modern:
+			mine = l.visit(f, meta, mine) && mine
 		case f.Kind == wire.Request && f.Method == wire.MethodInitialize && l.peer() == nil:
 			l.initialize(f)
 		default:
@@ -168,28 +193,37 @@ func (l *line) peer() *session.Client {
 	return l.client
 }
 
-// frame leads one frame on its way. If that takes long and the caller is the reader,
-// another goroutine becomes the reader, and the result is false.
+// frame leads a frame of the client that has shaken hands on its way. If that takes long
+// and the caller is the reader, another goroutine becomes the reader, and the result is
+// false.
 func (l *line) frame(f wire.Frame, reader bool) bool {
+	if f.Kind == wire.Notification && f.Method == wire.Cancelled && l.withdraw(f) {
+		return true
+	}
 	c := l.peer()
 	if c == nil {
 		switch {
 		case f.Kind != wire.Request:
 		case f.Method == wire.Ping:
 			l.put(mux.Pieces{wire.Result(f.ID(), []byte("{}"))}, true)
-		case f.Method == wire.Discover: // a client of both eras then begins with initialize
-			l.put(mux.Pieces{wire.ErrorReply(f.ID(), wire.ErrorObject(wire.MethodNotFound, "server/discover is not served over stdio; send initialize"))}, true)
 		default:
 			l.put(failure(f.ID(), errNotInitialized), true)
 		}
 		return true
 	}
 	if f.Kind == wire.Request && !l.begin() {
-		l.put(failure(f.ID(), fault.New(fault.BadRequest, "%d requests of this client are in flight; wait for their answers", maxOpen)), true)
+		l.put(failure(f.ID(), errTooManyOpen), true)
 		return true
 	}
+	return l.lead(reader, func() { c.Session().Do(c, f, l) })
+}
+
+var errTooManyOpen = fault.New(fault.BadRequest, "%d requests of this client are in flight; wait for their answers", maxOpen)
+
+// lead does the work that brings a frame on its way.
+func (l *line) lead(reader bool, work func()) bool {
 	if !reader {
-		c.Session().Do(c, f, l)
+		work()
 		return true
 	}
 	l.wg.Add(1)
@@ -197,7 +231,7 @@ func (l *line) frame(f wire.Frame, reader bool) bool {
 		defer l.wg.Done()
 		l.read()
 	})
-	c.Session().Do(c, f, l)
+	work()
 	if !next.Stop() {
 		return false
 	}
@@ -236,24 +270,33 @@ func (l *line) initialize(f wire.Frame) {
 		l.put(failure(f.ID(), err), true)
 		return
 	}
+	if over, ok := l.keep(c, peer, &l.client); ok {
+		l.put(answer, true)
+		if over {
+			l.end()
+		}
+	}
+}
+
+// keep makes c one of the line's clients, at its place. It fails, and c has left, if the
+// line has ended or the place is taken. over says that c's session has ended already.
+func (l *line) keep(c *session.Client, peer *linePeer, place **session.Client) (over, ok bool) {
 	closed := c.StreamOpened()
 	l.mu.Lock()
-	late, over := l.deaf, peer.ended
-	if !late {
-		l.client, l.closed = c, closed
+	over, ok = peer.ended, !l.deaf && *place == nil
+	if ok {
+		*place = c
+		l.closed = append(l.closed, closed)
 		peer.stays = true
 	}
 	l.mu.Unlock()
-	if late {
+	if !ok {
 		closed()
 		c.Delete()
-		return
+		return over, false
 	}
-	l.rl.resume(hello.Principal, l.session)
-	l.put(answer, true)
-	if over {
-		l.end()
-	}
+	l.rl.resume(l.hello.Principal, l.session)
+	return over, true
 }
 
 // linePeer is a client's side of its line. It implements session.Stream. Its
@@ -356,17 +399,19 @@ func (l *line) rouse() {
 
 // put queues a frame. It never waits.
 func (l *line) put(p mux.Pieces, answer bool) {
-	if p.Empty() {
-		return
-	}
 	l.mu.Lock()
-	if !l.deaf && !l.ending {
-		l.fitLocked(p.Len())
-		l.queue = append(l.queue, queued{p, answer})
-		l.count(p.Len())
-	}
+	l.putLocked(p, answer)
 	l.mu.Unlock()
 	l.rouse()
+}
+
+func (l *line) putLocked(p mux.Pieces, answer bool) {
+	if p.Empty() || l.deaf || l.ending {
+		return
+	}
+	l.fitLocked(p.Len())
+	l.queue = append(l.queue, queued{p, answer})
+	l.count(p.Len())
 }
 
 func (l *line) count(n int) {
@@ -432,6 +477,7 @@ func (l *line) write() error {
 			_ = w.WriteByte('\n')
 		}
 		err := w.Flush()
+		l.dismiss()
 		switch {
 		case cause != nil:
 			return cause

@@ -77,7 +77,7 @@ func (g *Gateway) modernRequest(w http.ResponseWriter, r *http.Request, caller f
 		fail(w, 0, f.ID(), errClosing)
 		return
 	}
-	k, err := newCall(r, caller, f, meta)
+	k, err := requestCall(r, caller, f, meta)
 	if err != nil {
 		g.refuse(w, f.ID(), err)
 		return
@@ -125,7 +125,7 @@ var removed = []string{
 }
 
 // checkModern checks a request in the order on which peers rely: the version, what
-// else _meta must hold, the headers, the method (H1).
+// else _meta must hold, the headers, the method (H1). On a line, which has none, h is nil.
 func checkModern(h http.Header, f wire.Frame, meta wire.Routing) *refusal {
 	if !meta.ProtocolVersion.Present() {
 		return badRequest(wire.InvalidParams, "params._meta has no "+wire.MetaPrefix+"protocolVersion")
@@ -197,6 +197,8 @@ func clientInfo(raw []byte) (string, bool) {
 func agrees(h http.Header, name, what string, same func(value string) bool) *refusal {
 	values := h.Values(name)
 	switch {
+	case h == nil:
+		return nil
 	case len(values) == 0:
 		return badRequest(wire.HeaderMismatch, "the header "+name+" is missing")
 	case len(values) > 1:
@@ -207,14 +209,15 @@ func agrees(h http.Header, name, what string, same func(value string) bool) *ref
 	return nil
 }
 
-// newCall makes of a request that is in order what goes to a server, and who sends it.
-func newCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.Routing) (*call, error) {
-	k := &call{}
-	v := session.Visit{
-		Principal: caller.Principal, Scope: r.PathValue("server"),
-		Capabilities: meta.ClientCapabilities.Of(f.Raw), LogLevel: meta.LogLevel.Of(f.Raw),
+// requestCall makes of an HTTP request that is in order what goes to a server, and who
+// sends it.
+func requestCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.Routing) (*call, error) {
+	k, err := newCall(f, meta)
+	if err != nil {
+		return nil, err
 	}
-	v.Info, _ = clientInfo(meta.ClientInfo.Of(f.Raw))
+	v := &k.visit
+	v.Principal, v.Scope = caller.Principal, r.PathValue("server")
 	var names []string
 	if meta.Session.Present() {
 		name, err := wire.Text(meta.Session.Of(f.Raw))
@@ -223,7 +226,6 @@ func newCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.Routi
 		}
 		names = append(names, name)
 	}
-	var err error
 	if v.Session, err = front.SessionName(r, names...); err != nil {
 		return nil, err
 	}
@@ -232,18 +234,26 @@ func newCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.Routi
 			return nil, err
 		}
 	}
-	k.visit = v
-	if k.frame, err = stripped(f); err != nil {
-		return nil, err
-	}
-	switch f.Method {
-	case wire.ToolsCall:
+	if f.Method == wire.ToolsCall {
 		arguments := meta.Arguments.Of(f.Raw)
-		k.visit.Vet = func(tool []byte) error {
+		v.Vet = func(tool []byte) error {
 			k.mismatch = vetParams(r.Header, tool, arguments)
 			return k.mismatch
 		}
-	case wire.SubscriptionsListen:
+	}
+	return k, nil
+}
+
+// newCall makes a call of a request that is in order. Where its sender comes from is
+// still to be said.
+func newCall(f wire.Frame, meta wire.Routing) (k *call, err error) {
+	k = &call{visit: session.Visit{Capabilities: meta.ClientCapabilities.Of(f.Raw), LogLevel: meta.LogLevel.Of(f.Raw)}}
+	k.visit.Info, _ = clientInfo(meta.ClientInfo.Of(f.Raw))
+	if k.frame, err = stripped(f); err != nil {
+		return nil, err
+	}
+	if f.Method == wire.SubscriptionsListen {
+		k.visit.LogLevel = nil // log messages never come on its stream
 		k.watch, err = readWatch(f.Params())
 	}
 	return k, err

@@ -80,7 +80,7 @@ func only(object []byte, name string) (value []byte, err error) {
 func (g *Gateway) listen(w http.ResponseWriter, r *http.Request, k *call) {
 	x := newExchange(g, k)
 	x.held = true
-	k.visit.Stream, k.visit.LogLevel = x, nil // log messages never come here
+	k.visit.Stream = x
 	if err := g.enroll(x.me); err != nil {
 		fail(w, 0, k.frame.ID(), err)
 		return
@@ -109,13 +109,27 @@ func (x *exchange) acknowledge(granted session.Watch) {
 	x.mu.Lock()
 	if !x.over && !x.lost {
 		x.held, x.granted = false, granted
-		x.first = wire.NewNotification(wire.Acknowledged, x.marked(grant(granted)))
+		x.first = x.call.acknowledgement(granted)
 	}
 	x.mu.Unlock()
 	x.signal()
-	if !granted.Tools && !granted.Prompts && !granted.Resources && len(granted.URIs) == 0 {
+	if nothing(granted) {
 		x.close()
 	}
+}
+
+func nothing(w session.Watch) bool {
+	return !w.Tools && !w.Prompts && !w.Resources && len(w.URIs) == 0
+}
+
+// acknowledgement is the first that a listener hears.
+func (k *call) acknowledgement(granted session.Watch) []byte {
+	return wire.NewNotification(wire.Acknowledged, k.marked(grant(granted)))
+}
+
+// ending is the answer to a listening that ends in order.
+func (k *call) ending() []byte {
+	return wire.Result(k.frame.ID(), k.marked([]byte(`"resultType":"complete"`)))
 }
 
 // grant says, as a member of params, what a client will be told of.
@@ -135,8 +149,8 @@ func grant(w session.Watch) []byte {
 
 // marked returns an object with the listener's id in its _meta, as the client spelled
 // it, and further members.
-func (x *exchange) marked(members ...[]byte) []byte {
-	b := append([]byte(`{"_meta":`), x.mark([]byte("{}"))...)
+func (k *call) marked(members ...[]byte) []byte {
+	b := append([]byte(`{"_meta":`), k.mark([]byte("{}"))...)
 	for _, m := range members {
 		b = append(append(b, ','), m...)
 	}
@@ -144,8 +158,8 @@ func (x *exchange) marked(members ...[]byte) []byte {
 }
 
 // mark adds the listener's id to a _meta object.
-func (x *exchange) mark(meta []byte) []byte {
-	b := append([]byte(`{"`+wire.MetaSubscription+`":`), x.call.frame.ID()...)
+func (k *call) mark(meta []byte) []byte {
+	b := append([]byte(`{"`+wire.MetaSubscription+`":`), k.frame.ID()...)
 	if len(meta) > len("{}") {
 		b = append(b, ',')
 	}
@@ -167,15 +181,12 @@ func (x *exchange) close() bool {
 	if lost || x.call.frame.Method != wire.SubscriptionsListen {
 		return false
 	}
-	x.Done(mux.Pieces{wire.Result(x.call.frame.ID(), x.marked([]byte(`"resultType":"complete"`)))})
+	x.Done(mux.Pieces{x.call.ending()})
 	return true
 }
 
 // heard is a notification as a listener gets it, or nil if it did not ask for it.
-func (x *exchange) heard(f wire.Frame) []byte {
-	x.mu.Lock()
-	granted := x.granted
-	x.mu.Unlock()
+func (k *call) heard(f wire.Frame, granted session.Watch) []byte {
 	switch f.Method {
 	case wire.ToolsListChanged:
 		if !granted.Tools {
@@ -190,22 +201,22 @@ func (x *exchange) heard(f wire.Frame) []byte {
 			return nil
 		}
 	case wire.ResourceUpdated:
-		return x.updated(f)
+		return k.updated(f)
 	default:
 		return nil
 	}
-	return wire.NewNotification(f.Method, x.marked())
+	return wire.NewNotification(f.Method, k.marked())
 }
 
 // updated marks a notifications/resources/updated, which comes to subscribers only.
-func (x *exchange) updated(f wire.Frame) []byte {
+func (k *call) updated(f wire.Frame) []byte {
 	r, err := f.Routing()
 	if err != nil || !r.URI.Present() {
 		return nil
 	}
 	if !r.Meta.Present() {
 		at := wire.Span{Start: f.ParamsSpan.Start + 1, End: f.ParamsSpan.Start + 1}
-		head := append(append([]byte(`"_meta":`), x.mark([]byte("{}"))...), ',') // uri follows
+		head := append(append([]byte(`"_meta":`), k.mark([]byte("{}"))...), ',') // uri follows
 		return wire.Splice(nil, f.Raw, wire.Edit{At: at, With: head})
 	}
 	if f.Raw[r.Meta.Start] != '{' {
@@ -215,5 +226,5 @@ func (x *exchange) updated(f wire.Frame) []byte {
 	if err != nil {
 		return nil
 	}
-	return wire.Splice(nil, f.Raw, wire.Edit{At: r.Meta, With: x.mark(meta)})
+	return wire.Splice(nil, f.Raw, wire.Edit{At: r.Meta, With: k.mark(meta)})
 }

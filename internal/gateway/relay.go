@@ -194,7 +194,7 @@ func (rl *Relay) newLine(r *http.Request, caller front.Caller) (*line, error) {
 	}
 	old := r.Header.Get(relay.ResumeHeader)
 	if hello.Session == "" && rl.lives(caller.Principal, old) {
-		hello.Session = old
+		hello.Resumes = old
 	}
 	return newLine(rl, hello), nil
 }

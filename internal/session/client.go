@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -29,7 +30,7 @@ type Stream interface {
 }
 
 // Client is one MCP peer of ours: one handshake, its ids and its streams (M0), or one
-// request of a version without handshakes.
+// request of a version without handshakes, or who stands for the sender of such ones.
 type Client struct {
 	id           string
 	session      *Session
@@ -73,6 +74,7 @@ type Hello struct {
 	ClientID  string // from NewID
 	Principal string
 	Session   string // the name of its session, or ""
+	Resumes   string // without a name: the id of the session that nobody named and that the client goes on with, or ""
 	Workspace string // the directory that the client works in, or ""
 	Scope     string // the server, or "" for the aggregate
 	Frame     wire.Frame
@@ -98,29 +100,37 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 	if err := c.readHello(h.Frame); err != nil {
 		return nil, mux.Pieces{}, err
 	}
-	s, err := m.open(h.Principal, h.Session, h.ClientID, h.Workspace)
-	if err != nil {
+	if err := m.admit(c, h); err != nil {
 		return nil, mux.Pieces{}, err
 	}
-	c.session = s
+	defer c.session.exit()
 	c.keepHeader(h.Header)
-	defer s.exit()
+	result := c.ownHandshake()
+	if server != nil {
+		var err error
+		if result, err = c.serverHandshake(ctx, server); err != nil {
+			c.Delete()
+			return nil, mux.Pieces{}, err
+		}
+	}
+	return c, mux.Pieces{wire.Result(h.Frame.ID(), result)}, nil
+}
+
+// admit opens a client's session and enters it; the caller exits.
+func (m *Manager) admit(c *Client, h Hello) (err error) {
+	if c.session, err = m.open(h.Principal, h.Session, cmp.Or(h.Resumes, h.ClientID), h.Workspace); err != nil {
+		return err
+	}
+	s := c.session
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	if s.state != Active {
-		m.mu.Unlock()
-		return nil, mux.Pieces{}, s.cause
+		s.exitLocked()
+		return s.cause
 	}
 	s.clients[c] = struct{}{}
 	m.clients[c.id] = c
-	m.mu.Unlock()
-	var result []byte
-	if server == nil {
-		result = c.ownHandshake()
-	} else if result, err = c.serverHandshake(ctx, server); err != nil {
-		s.removeClient(c)
-		return nil, mux.Pieces{}, err
-	}
-	return c, mux.Pieces{wire.Result(h.Frame.ID(), result)}, nil
+	return nil
 }
 
 // readHello takes over what the initialize request says.

@@ -135,7 +135,7 @@ func (m *Manager) open(principal, id, client, workspace string) (*Session, error
 	m.mu.Lock()
 	if m.draining {
 		m.mu.Unlock()
-		return nil, drainingFault()
+		return nil, refusedFault()
 	}
 	if s := m.sessions[key{principal, id}]; s != nil {
 		if s.state == Draining {
@@ -236,6 +236,15 @@ func (m *Manager) findLocked(principal string, admin bool, id string) *Session {
 func drainingFault() *fault.Error {
 	err := fault.New(fault.Draining, "roundhouse is shutting down")
 	err.RetryAfter = 5 * time.Second
+	return err
+}
+
+// refusedFault is the error for what was not begun because roundhouse stops. It may be
+// sent to its successor, so it says sent: no, which the error of a call that was in
+// flight at the end of the grace does not.
+func refusedFault() *fault.Error {
+	err := drainingFault()
+	err.Sent = fault.SentNo
 	return err
 }
 

@@ -157,15 +157,11 @@ func (s *Session) enter() error {
 	return nil
 }
 
-// refusalLocked returns why the session takes no requests, or nil. A request that is
-// refused because roundhouse stops may be sent to its successor: it says sent: no,
-// which the error of a call that was in flight at the end of the grace does not.
+// refusalLocked returns why the session takes no requests, or nil.
 func (s *Session) refusalLocked() error {
 	switch {
 	case s.m.draining:
-		err := drainingFault()
-		err.Sent = fault.SentNo
-		return err
+		return refusedFault()
 	case s.state == Draining || s.state == Closed:
 		return s.cause
 	}

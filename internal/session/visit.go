@@ -52,6 +52,55 @@ func (m *Manager) Visit(v Visit) (*Client, error) {
 	if err := m.Serves(v.Scope); err != nil {
 		return nil, err
 	}
+	c, err := newVisitor(v)
+	if err != nil {
+		return nil, err
+	}
+	c.session, err = m.open(v.Principal, v.Session, statelessID(c.capabilities), v.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	return c.arrive()
+}
+
+// Visit makes the client of a request whose sender c stands for: it enters c's session.
+// Of v, what says where it goes is not used. Client.Leave must be called as for
+// Manager.Visit.
+func (c *Client) Visit(v Visit) (*Client, error) {
+	v.Scope = c.scope
+	visitor, err := newVisitor(v)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.session.enter(); err != nil {
+		return nil, err
+	}
+	visitor.session = c.session
+	return visitor.arrive()
+}
+
+// Enter makes a client that stands for the sender of requests without a handshake, each
+// of which is a Visit to it. It sends nothing itself, and keeps its session as clients do
+// until Delete, or until the session ends, as its Stream is told. Of h, what comes with a
+// handshake is not used; info is the sender's name and version, for people.
+func (m *Manager) Enter(h Hello, info string) (*Client, error) {
+	if err := m.Serves(h.Scope); err != nil {
+		return nil, err
+	}
+	c := &Client{
+		id: h.ClientID, scope: h.Scope, capabilities: noCapabilities, shareable: noCapabilities, info: info,
+		created: time.Now(), stream: h.Stream, calls: map[string]*call{},
+	}
+	c.version.Store(new(wire.Version20260728))
+	if err := m.admit(c, h); err != nil {
+		return nil, err
+	}
+	c.session.exit()
+	return c, nil
+}
+
+// newVisitor makes a client of what a request brings.
+func newVisitor(v Visit) (*Client, error) {
 	capabilities, err := unasked(v.Capabilities)
 	if err != nil {
 		return nil, fault.New(fault.BadRequest, "the client's capabilities cannot be read: %w", err)
@@ -64,14 +113,15 @@ func (m *Manager) Visit(v Visit) (*Client, error) {
 		c.visitor.level = append(append([]byte(`{"level":`), v.LogLevel...), '}')
 	}
 	c.version.Store(new(wire.Version20260728))
-	c.session, err = m.open(v.Principal, v.Session, statelessID(capabilities), v.Workspace)
-	if err != nil {
-		return nil, err
-	}
+	return c, nil
+}
+
+// arrive adds a visitor to the session that was entered for it.
+func (c *Client) arrive() (*Client, error) {
 	c.entered.Store(true)
 	s := c.session
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
 	if s.state != Active {
 		s.exitLocked()
 		return nil, s.cause
