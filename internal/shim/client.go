@@ -98,8 +98,11 @@ func (s *shim) take(raw []byte) {
 		}
 		delete(s.asked, string(f.ID()))
 	case wire.Notification:
-		if f.Method == wire.Cancelled && s.withdrawLocked(f) {
-			return
+		if f.Method == wire.Cancelled {
+			if s.withdrawLocked(f) {
+				return
+			}
+			s.memories.unlisten(cancelledBy(f))
 		}
 		if s.line == nil {
 			s.forgetNoteLocked()
@@ -148,13 +151,18 @@ func (s *shim) expire(f *frame) {
 // withdrawLocked takes a request that was not written yet out of the queue, if
 // that is what the notification cancels: no answer follows (M2).
 func (s *shim) withdrawLocked(f wire.Frame) bool {
+	id := cancelledBy(f)
+	i := slices.IndexFunc(s.queue, func(q *frame) bool { return q.Kind == wire.Request && string(q.ID()) == id })
+	return i >= 0 && s.queue[i].Method != wire.MethodInitialize && s.unqueueLocked(s.queue[i])
+}
+
+// cancelledBy returns the id of the request that a notification cancels, or "".
+func cancelledBy(f wire.Frame) string {
 	r, err := f.Routing()
 	if err != nil {
-		return false
+		return ""
 	}
-	id := r.RequestID.Of(f.Raw)
-	i := slices.IndexFunc(s.queue, func(q *frame) bool { return q.Kind == wire.Request && string(q.ID()) == string(id) })
-	return i >= 0 && s.queue[i].Method != wire.MethodInitialize && s.unqueueLocked(s.queue[i])
+	return string(r.RequestID.Of(f.Raw))
 }
 
 // forgetNoteLocked makes room for another notification that waits for a line.

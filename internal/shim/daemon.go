@@ -24,6 +24,9 @@ func (s *shim) serve(ctx context.Context, line *Line) error {
 	if err := s.repeat(line, in); err != nil {
 		return err
 	}
+	if s.resume != "" {
+		s.cfg.Say("connected to a daemon again")
+	}
 	s.resume = line.Session
 	s.mu.Lock()
 	s.line = line
@@ -77,6 +80,12 @@ func (s *shim) dropLong(e *relay.TooLong) {
 // pass hands one of the daemon's frames to the client, unless it is not for it.
 func (s *shim) pass(raw []byte) {
 	f, err := wire.Parse(raw)
+	if err == nil && f.Method == wire.Acknowledged {
+		for _, raw := range s.acknowledged(f) {
+			s.out.put(raw)
+		}
+		return
+	}
 	if err != nil || s.note(f) {
 		s.out.put(raw)
 		s.out.wait()
@@ -103,14 +112,19 @@ func (s *shim) note(f wire.Frame) bool {
 		s.asked[id] = struct{}{}
 	case wire.Notification:
 		if f.Method == wire.Cancelled {
-			if r, err := f.Routing(); err == nil {
-				delete(s.asked, string(r.RequestID.Of(f.Raw)))
-			}
+			delete(s.asked, cancelledBy(f))
 		}
 	case wire.Response:
 		if _, ours := s.swallow[id]; ours {
 			delete(s.swallow, id)
 			return false
+		}
+		if s.memories.listens(id) {
+			if isStopping(f, wire.SubscriptionsListen) {
+				s.leaving = true // the next daemon gets it
+				return false
+			}
+			s.memories.unlisten(id)
 		}
 		request := s.sent[id]
 		delete(s.sent, id)
@@ -126,6 +140,24 @@ func (s *shim) note(f wire.Frame) bool {
 		return !again
 	}
 	return true
+}
+
+// acknowledged takes the daemon's word that a client listens, and returns what the
+// client is told: that, or if it has been told before, what it may have missed.
+func (s *shim) acknowledged(f wire.Frame) [][]byte {
+	ack := readAck(f)
+	id := string(ack.Meta.ID)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, again := s.anew[id]; again {
+		delete(s.anew, id)
+		return ack.news()
+	}
+	if request := s.sent[id]; request != nil && request.Method == wire.SubscriptionsListen {
+		delete(s.sent, id) // nothing is owed until it ends
+		s.memories.listening = append(s.memories.listening, request.Frame)
+	}
+	return [][]byte{f.Raw}
 }
 
 // maxStops is how many daemons in a row may refuse a request because they are
@@ -242,14 +274,29 @@ func (e *errHandshake) Error() string {
 }
 
 // repeat brings a new line to where the client believes to be: handshake,
-// log level and subscriptions, whose answers the client does not see.
+// log level and subscriptions, whose answers the client does not see, and listens.
 func (s *shim) repeat(line *Line, in *relay.Lines) error {
 	s.mu.Lock()
 	m := s.memories
-	s.mu.Unlock()
-	if m.answer == nil {
-		return nil // the client's own handshake is still to come, or waits in the queue
+	m.listening = slices.Clone(m.listening) // the client may cancel some
+	for _, f := range m.listening {
+		s.anew[string(f.ID())] = struct{}{}
 	}
+	s.mu.Unlock()
+	if m.answer != nil { // else its own handshake waits in the queue, or is still to come, if ever
+		if err := s.repeatHandshake(line, in, m); err != nil {
+			return err
+		}
+	}
+	for _, f := range m.listening {
+		if err := s.writeLine(line.Conn, f.Raw); err != nil { // nobody else writes yet
+			return fmt.Errorf("listen again: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *shim) repeatHandshake(line *Line, in *relay.Lines, m memories) error {
 	if err := s.writeLine(line.Conn, m.hello.Raw); err != nil { // nobody else writes yet
 		return fmt.Errorf("repeat the handshake: %w", err)
 	}
@@ -277,7 +324,6 @@ func (s *shim) repeat(line *Line, in *relay.Lines) error {
 	s.mu.Lock()
 	s.memories.answer = answer
 	s.mu.Unlock()
-	s.cfg.Say("connected to a daemon again")
 	return nil
 }
 

@@ -16,6 +16,7 @@ type memories struct {
 	initialized []byte
 	level       wire.Frame // the last logging/setLevel that was accepted, if its Raw is set
 	subscribed  []wire.Frame
+	listening   []wire.Frame // subscriptions/listen that the daemon has acknowledged, and not ended
 }
 
 // read remembers what the client sends.
@@ -62,6 +63,14 @@ func (m *memories) answered(request, answer wire.Frame) {
 func (m *memories) unsubscribe(f wire.Frame) {
 	uri := uriOf(f)
 	m.subscribed = slices.DeleteFunc(m.subscribed, func(s wire.Frame) bool { return uriOf(s) == uri })
+}
+
+func (m *memories) listens(id string) bool {
+	return slices.ContainsFunc(m.listening, func(f wire.Frame) bool { return string(f.ID()) == id })
+}
+
+func (m *memories) unlisten(id string) {
+	m.listening = slices.DeleteFunc(m.listening, func(f wire.Frame) bool { return string(f.ID()) == id })
 }
 
 // uriOf is the URI in a request, as JSON.
@@ -119,4 +128,45 @@ func offers(result []byte) map[string]json.RawMessage {
 		return nil // then it says nothing of lists
 	}
 	return r.Capabilities
+}
+
+// ack is the params of notifications/subscriptions/acknowledged.
+type ack struct {
+	Meta struct {
+		ID json.RawMessage `json:"io.modelcontextprotocol/subscriptionId"`
+	} `json:"_meta"`
+	Notifications struct {
+		Tools     bool     `json:"toolsListChanged"`
+		Prompts   bool     `json:"promptsListChanged"`
+		Resources bool     `json:"resourcesListChanged"`
+		URIs      []string `json:"resourceSubscriptions"`
+	} `json:"notifications"`
+}
+
+func readAck(f wire.Frame) (a ack) {
+	if json.Unmarshal(f.Params(), &a) != nil {
+		return ack{} // of no listen
+	}
+	return a
+}
+
+// news returns what a client that listens is told after its listen was sent again: that
+// everything of it may have changed. It was not told of changes meanwhile.
+func (a *ack) news() (news [][]byte) {
+	meta := append(append([]byte(`{"_meta":{"`+wire.MetaSubscription+`":`), a.Meta.ID...), '}')
+	for _, list := range []struct {
+		granted bool
+		method  string
+	}{
+		{a.Notifications.Tools, wire.ToolsListChanged}, {a.Notifications.Prompts, wire.PromptsListChanged}, {a.Notifications.Resources, wire.ResourcesListChanged},
+	} {
+		if list.granted {
+			news = append(news, wire.NewNotification(list.method, append(meta[:len(meta):len(meta)], '}')))
+		}
+	}
+	for _, uri := range a.Notifications.URIs {
+		params := append(append(append(meta[:len(meta):len(meta)], `,"uri":`...), wire.Quote(uri)...), '}')
+		news = append(news, wire.NewNotification(wire.ResourceUpdated, params))
+	}
+	return news
 }

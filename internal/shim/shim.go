@@ -1,7 +1,8 @@
 // Package shim is the program between a host that speaks MCP over stdio and the
 // daemon (H8): "roundhouse connect". It relays frames as bytes, and reads of them only
 // what it needs to outlive a daemon: when its line is lost it tells the client which
-// calls may have been executed, dials again, repeats the handshake, and goes on.
+// calls may have been executed, dials again, repeats the handshake, and goes on. A client
+// that shakes no hands has nothing to repeat but what it listens to.
 //
 // What the client sees of a restart: calls that had been sent get an error (interrupted,
 // sent: maybe) and are never sent again; those that had not been wait for the next line.
@@ -97,6 +98,7 @@ type shim struct {
 	sent     map[string]*frame   // requests in flight on the line, by raw id
 	asked    map[string]struct{} // requests of the server that the client has not answered
 	swallow  map[string]struct{} // ids of our own requests
+	anew     map[string]struct{} // ids of listens sent again that the daemon has not acknowledged
 	memories memories
 }
 
@@ -121,7 +123,7 @@ func Run(ctx context.Context, cfg Config) error {
 	s := &shim{
 		cfg: cfg, wanted: true, away: true,
 		room: make(chan struct{}, 1), demand: make(chan struct{}, 1),
-		sent: map[string]*frame{}, asked: map[string]struct{}{}, swallow: map[string]struct{}{},
+		sent: map[string]*frame{}, asked: map[string]struct{}{}, swallow: map[string]struct{}{}, anew: map[string]struct{}{},
 	}
 	s.idle = sync.NewCond(&s.mu)
 	var first *Line
@@ -262,10 +264,11 @@ func (s *shim) lose(why error, stopped bool) (over bool) {
 	s.line, s.away, s.leaving = nil, true, false
 	s.cause, s.wanted = why, false
 	sent, asked := s.sent, s.asked
-	s.sent, s.asked, s.swallow = map[string]*frame{}, map[string]struct{}{}, map[string]struct{}{}
+	s.sent, s.asked, s.swallow, s.anew = map[string]*frame{}, map[string]struct{}{}, map[string]struct{}{}, map[string]struct{}{}
 	over = s.eof || stopped
 	for id, f := range sent {
-		if f.Method == wire.MethodInitialize { // it changes nothing, so it may be sent again
+		switch f.Method {
+		case wire.MethodInitialize, wire.Discover, wire.SubscriptionsListen: // it changes nothing, so it may be sent again
 			s.pushFrontLocked(f)
 			delete(sent, id)
 		}

@@ -160,6 +160,7 @@ func TestNotificationsAreKeptBounded(t *testing.T) {
 		l := f.connected()
 		f.leave()
 		l.close()
+		synctest.Wait()
 		note := func(i int) string {
 			return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/x","params":{"n":%d}}`, i)
 		}
