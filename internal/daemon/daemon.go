@@ -120,8 +120,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 		Circuit: cfg.Pool.Circuit, Version: o.Version, Log: log, Events: events,
 	})
 	sessions := session.NewManager(session.Config{
-		Pool: shared, Servers: cfg.Servers, Limits: cfg.Sessions, ListWait: cfg.Gateway.ListWait,
-		InteractiveTimeout: cfg.Gateway.InteractiveTimeout, Version: o.Version, Log: log, Events: events,
+		Settings: sessionSettings(cfg), Pool: shared, Version: o.Version, Log: log, Events: events,
 	})
 	s := &server{Options: o, pool: shared, sessions: sessions}
 	down.add(func() { s.stop(hurry) })
@@ -163,6 +162,13 @@ func Run(ctx, hurry context.Context, o Options) error {
 	end(nil)
 	watch.Wait()
 	return err
+}
+
+// sessionSettings are those parts of a configuration that sessions go by.
+func sessionSettings(cfg *config.Config) session.Settings {
+	return session.Settings{
+		Servers: cfg.Servers, Limits: cfg.Sessions, ListWait: cfg.Gateway.ListWait, InteractiveTimeout: cfg.Gateway.InteractiveTimeout, DrainDelay: cfg.Pool.DrainDelay,
+	}
 }
 
 // server is the running daemon.

@@ -38,7 +38,8 @@ func FuzzPost(f *testing.F) {
 	}
 	refused := func(context.Context, *config.Server) (pool.Link, error) { return nil, errors.New("not here") }
 	sessions := session.NewManager(session.Config{
-		Pool: pool.New(pool.Config{Dial: refused}), Servers: []*config.Server{shared("a")}, Limits: config.Sessions{Max: 50}, ListWait: time.Second,
+		Pool:     pool.New(pool.Config{Dial: refused}),
+		Settings: session.Settings{Servers: []*config.Server{shared("a")}, Limits: config.Sessions{Max: 50}, ListWait: time.Second},
 	})
 	door, err := front.New(front.Config{})
 	if err != nil {

@@ -84,7 +84,8 @@ func newWorld(t testing.TB, set settings, servers []*config.Server) *world {
 	}
 	w.pool = pool.New(pool.Config{Dial: w.dial, DrainDelay: set.drainDelay, MaxIdle: 5 * time.Minute})
 	w.sessions = session.NewManager(session.Config{
-		Pool: w.pool, Servers: servers, Limits: set.limits, ListWait: set.listWait, InteractiveTimeout: set.interactive, Version: "test",
+		Pool: w.pool, Version: "test",
+		Settings: session.Settings{Servers: servers, Limits: set.limits, ListWait: set.listWait, InteractiveTimeout: set.interactive},
 	})
 	w.gateway = New(Config{Sessions: w.sessions, KeepAlive: set.keepAlive, MaxBody: set.maxBody})
 	var err error

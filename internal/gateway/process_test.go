@@ -45,7 +45,8 @@ func outside(t *testing.T, servers ...*config.Server) *world {
 	w := &world{T: t}
 	w.pool = pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Minute})
 	w.sessions = session.NewManager(session.Config{
-		Pool: w.pool, Servers: servers, Limits: config.Sessions{Max: 100, IdleTimeout: time.Hour}, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute,
+		Pool:     w.pool,
+		Settings: session.Settings{Servers: servers, Limits: config.Sessions{Max: 100, IdleTimeout: time.Hour}, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute},
 	})
 	w.gateway = New(Config{Sessions: w.sessions})
 	if w.front, err = front.New(front.Config{}); err != nil {

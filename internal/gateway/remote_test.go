@@ -250,8 +250,11 @@ func inFarWorld(t *testing.T, x *far, server *config.Server, test func(w *world)
 			return farLink{h}, err
 		}})
 		w.sessions = session.NewManager(session.Config{
-			Pool: w.pool, Servers: []*config.Server{server}, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute,
-			Limits: config.Sessions{Max: 100, IdleTimeout: time.Hour},
+			Pool: w.pool,
+			Settings: session.Settings{
+				Servers: []*config.Server{server}, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute,
+				Limits: config.Sessions{Max: 100, IdleTimeout: time.Hour},
+			},
 		})
 		w.gateway = New(Config{Sessions: w.sessions})
 		var err error

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/upstream"
@@ -20,7 +21,8 @@ type Attachment struct {
 	holder *Holder
 	want   Want
 
-	detached atomic.Bool // written with Pool.mu held
+	settings atomic.Pointer[config.Server] // of the server, as they are now
+	detached atomic.Bool                   // written with Pool.mu held
 }
 
 // ID returns the id of the connection.
@@ -40,6 +42,36 @@ func (a *Attachment) Release() {
 	defer p.mu.Unlock()
 	p.detachLocked(a)
 }
+
+// Retire releases an attachment that the configuration has replaced: nobody asks for
+// its connection any more, so that it ends at once if nobody else holds it.
+func (a *Attachment) Retire() {
+	p, e := a.holder.pool, a.entry
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.detachLocked(a)
+	switch {
+	case e.heldLocked():
+	case e.state.terminal():
+		p.removeLocked(e)
+	default:
+		p.closeLocked(e, fault.New(fault.Interrupted, "the configuration of server %q has changed", e.name))
+	}
+}
+
+// Busy reports whether calls are in flight on the connection, anybody's.
+func (a *Attachment) Busy() bool {
+	c := a.entry.conn.Load()
+	return c != nil && !a.detached.Load() && c.mux.InFlight() > 0
+}
+
+// Reconfigure gives the session the view that the filter of s lets through (V4), and
+// whatever else a connection does not depend on. The server is told nothing.
+func (a *Attachment) Reconfigure(s *config.Server) { a.settings.Store(s) }
+
+// Settings returns the server as it is configured now, as far as the connection does not
+// depend on it.
+func (a *Attachment) Settings() *config.Server { return a.settings.Load() }
 
 // live returns the connection, waiting under ctx while the entry recovers (R3). An
 // error with fault.SafeToRetry asks for a new attachment.
@@ -212,7 +244,7 @@ func (a *Attachment) Peek(k Kind) *Listing {
 // Allows reports whether this session may see and use the tool or prompt of that
 // name: exclude first, then include, where an entry is cut at its first "(" (V3).
 func (a *Attachment) Allows(name string) bool {
-	s := a.want.Server
+	s := a.settings.Load()
 	if slices.Contains(s.ExcludeTools, name) {
 		return false
 	}
@@ -227,7 +259,8 @@ func (a *Attachment) Allows(name string) bool {
 
 // Filtered reports whether this session's view leaves tools or prompts out.
 func (a *Attachment) Filtered() bool {
-	return a.want.Server.IncludeTools != nil || len(a.want.Server.ExcludeTools) > 0
+	s := a.settings.Load()
+	return s.IncludeTools != nil || len(s.ExcludeTools) > 0
 }
 
 // Repeatable reports whether the server says of a tool that a call of it may be made

@@ -324,6 +324,7 @@ func (p *Pool) attachLocked(h *Holder, e *entry, w Want) *Attachment {
 		p.setLocked(e, Active) // T1: cancels the drain
 	}
 	a := &Attachment{entry: e, holder: h, want: w}
+	a.settings.Store(w.Server)
 	e.atts[a] = struct{}{}
 	h.atts[a] = struct{}{}
 	return a

@@ -99,6 +99,13 @@ func fingerprint(key []byte, w Want) string {
 	return hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
+// SameConnection reports whether two configurations of a server ask for the same
+// connection, so that at most their filters and their descriptions differ.
+func SameConnection(a, b *config.Server) bool {
+	return a.Sharing == b.Sharing && a.ShareAcrossPrincipals == b.ShareAcrossPrincipals &&
+		fingerprint(nil, Want{Server: a}) == fingerprint(nil, Want{Server: b})
+}
+
 func reveal(m map[string]secret.String) map[string]string {
 	out := make(map[string]string, len(m))
 	for k, v := range m {

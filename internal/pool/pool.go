@@ -53,7 +53,7 @@ type Config struct {
 // Pool holds the connections. Its methods may be called at any time. Drain ends
 // it for good; a Pool that is not drained leaks its connections.
 type Pool struct {
-	// Constant after New.
+	// Constant after New, but for what Configure sets in cfg, which mu guards.
 	cfg        Config
 	key        []byte // of fingerprints; never leaves the process (K4)
 	clientInfo json.RawMessage
@@ -97,6 +97,15 @@ func New(cfg Config) *Pool {
 		budget: budget{refused: map[string]Refusal{}, warned: map[limit]bool{}}}
 	p.hurry, p.hurryNow = context.WithCancelCause(context.Background())
 	return p
+}
+
+// Configure replaces the timers, the budget and the circuit. A drain that has begun ends as it was
+// to end, and what lives already is not ended because of a smaller budget.
+func (p *Pool) Configure(c config.Pool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cfg.DrainDelay, p.cfg.MaxIdle, p.cfg.Budget, p.cfg.Circuit = c.DrainDelay, c.MaxIdle, c.Budget, c.Circuit
+	p.rearmLocked()
 }
 
 // entry is one connection id. Its fields below constant are guarded by Pool.mu and

@@ -43,7 +43,7 @@ func (s *Session) aggregate(k *call, f wire.Frame, r wire.Routing) {
 // members returns the client's bindings of all usable servers, in configured order.
 func (s *Session) members(c *Client) ([]*binding, error) {
 	var list []*binding
-	for _, server := range s.m.cfg.Servers {
+	for _, server := range s.m.live.Load().Servers {
 		if server.DisabledReason != "" {
 			continue
 		}
@@ -71,7 +71,7 @@ func (s *Session) gather(c *Client, kind pool.Kind) ([]part, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(s.ctx, s.m.cfg.ListWait, errSlow)
+	ctx, cancel := context.WithTimeoutCause(s.ctx, s.m.live.Load().ListWait, errSlow)
 	defer cancel()
 	parts := make([]part, len(bindings))
 	var wg sync.WaitGroup
@@ -86,7 +86,7 @@ func (s *Session) gather(c *Client, kind pool.Kind) ([]part, error) {
 				s.tellWhenThere(c, b, kind)
 			case fault.Is(err, fault.BudgetExhausted): // the pool tells of all whom it refuses
 			default:
-				s.m.cfg.Log.Warn("a server is left out of a list", "session", s.id, "server", b.server.Name, "list", kind.String(), "err", err)
+				s.m.cfg.Log.Warn("a server is left out of a list", "session", s.id, "server", b.name, "list", kind.String(), "err", err)
 			}
 		})
 	}
@@ -139,9 +139,9 @@ func (s *Session) mergedList(k *call, kind pool.Kind) {
 			continue
 		}
 		for _, it := range p.listing.Items {
-			public := publicKey(kind, p.b.server.Name, it.Key, taken)
+			public := publicKey(kind, p.b.name, it.Key, taken)
 			if taken[public] {
-				s.m.cfg.Log.Warn("two items have one name; the later one is left out", "server", p.b.server.Name, "list", kind.String(), "name", public)
+				s.m.cfg.Log.Warn("two items have one name; the later one is left out", "server", p.b.name, "list", kind.String(), "name", public)
 				continue
 			}
 			taken[public] = true
@@ -197,7 +197,7 @@ func (s *Session) resolveName(c *Client, kind pool.Kind, public string) (*bindin
 	}
 	var failed error
 	for _, b := range bindings {
-		if !mayBe(public, b.server.Name) {
+		if !mayBe(public, b.name) {
 			continue
 		}
 		l, err := listOf(s.ctx, b, kind)
@@ -209,7 +209,7 @@ func (s *Session) resolveName(c *Client, kind pool.Kind, public string) (*bindin
 			continue
 		}
 		for _, it := range l.Items {
-			if publicName(b.server.Name, it.Key) == public {
+			if publicName(b.name, it.Key) == public {
 				return b, it.Key, nil
 			}
 		}

@@ -21,14 +21,18 @@ type bindKey struct{ server, capabilities, forwarded string }
 // binding is a session's use of one server. It survives the loss of the connection,
 // and the session's sleep: the next call attaches anew.
 type binding struct {
+	// Constant.
 	s            *Session
-	server       *config.Server
+	name         string // of the server
 	capabilities []byte
+	variant      func(*config.Server) *config.Server // the server as the binding's clients use it
 
 	mu       sync.Mutex
+	server   *config.Server // as the next acquire wants it; nil if it is not to be used any more
 	att      *pool.Attachment
-	err      error         // of the last acquire
-	busy     chan struct{} // closed when the acquire under way has ended
+	old      map[*pool.Attachment]struct{} // those that the configuration has replaced, while calls are in flight there
+	err      error                         // of the last acquire
+	busy     chan struct{}                 // closed when the acquire under way has ended
 	released bool
 	peers    map[*Client]*peer
 	awaited  bool // by a list for visitors, from which it was left out
@@ -36,6 +40,13 @@ type binding struct {
 
 // bind returns the session's binding for a server and a client's capabilities.
 func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
+	m := s.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	server, err := m.server(server.Name) // it may have changed meanwhile
+	if err != nil {
+		return nil, err
+	}
 	server = c.variant(server)
 	capabilities := c.capabilities
 	switch {
@@ -45,16 +56,13 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 		capabilities = c.shareable
 	}
 	k := bindKey{server.Name, string(capabilities), c.forwarded(server)}
-	m := s.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if b := s.bindings[k]; b != nil {
 		return b, nil
 	}
 	if s.holder == nil { // it has ended, or it is dormant and this is no request
 		return nil, cmp.Or(s.cause, errEnded)
 	}
-	b := &binding{s: s, server: server, capabilities: capabilities, peers: map[*Client]*peer{}}
+	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}}
 	s.bindings[k] = b
 	s.order = append(s.order, b)
 	return b, nil
@@ -99,14 +107,43 @@ func (b *binding) attach(ctx context.Context) (*pool.Attachment, error) {
 }
 
 func (b *binding) lostAgain() *fault.Error {
-	err := fault.New(fault.Interrupted, "server %q ended as soon as it had started; the next call starts it anew", b.server.Name)
-	err.Server, err.Sent = b.server.Name, fault.SentNo
+	err := fault.New(fault.Interrupted, "server %q ended as soon as it had started; the next call starts it anew", b.name)
+	err.Server, err.Sent = b.name, fault.SentNo
 	return err
 }
 
+// acquire attaches to what the configuration asks for, also if that changes meanwhile.
 func (b *binding) acquire(busy chan struct{}) {
-	holder, att, err := b.tryAcquire()
+	for !b.acquireAs(b.wanted()) {
+		continue // the configuration has changed
+	}
+	close(busy)
+}
+
+// wanted returns the server as the next acquire wants it, or nil.
+func (b *binding) wanted() *config.Server {
 	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.server
+}
+
+// acquireAs attaches to the server, or sets the error, unless another one is wanted by
+// then.
+func (b *binding) acquireAs(server *config.Server) (done bool) {
+	holder, att, err := b.tryAcquire(server)
+	b.mu.Lock()
+	if b.server != server {
+		if !sameConnection(b.server, server) {
+			b.mu.Unlock()
+			if err == nil {
+				att.Retire()
+			}
+			return false
+		}
+		if err == nil {
+			att.Reconfigure(b.server)
+		}
+	}
 	b.busy, b.err = nil, err
 	var peers []*peer
 	late := err == nil && b.released
@@ -127,20 +164,23 @@ func (b *binding) acquire(busy chan struct{}) {
 	for _, p := range peers {
 		p.rejoin(att)
 	}
-	close(busy)
+	return true
 }
 
-func (b *binding) tryAcquire() (*pool.Holder, *pool.Attachment, error) {
+func (b *binding) tryAcquire(server *config.Server) (*pool.Holder, *pool.Attachment, error) {
+	if server == nil {
+		return nil, nil, b.unwanted()
+	}
 	holder := b.s.holding()
 	if holder == nil {
 		return nil, nil, errEnded
 	}
-	server, err := b.server.Resolve(b.s.workspace)
+	resolved, err := server.Resolve(b.s.workspace)
 	if err != nil {
 		return nil, nil, fault.New(fault.BadRequest, "%w", err)
 	}
-	w := pool.Want{Server: server, Principal: b.s.principal, Capabilities: b.capabilities, Listener: b}
-	if b.server.NeedsWorkspace() {
+	w := pool.Want{Server: resolved, Principal: b.s.principal, Capabilities: b.capabilities, Listener: b}
+	if server.NeedsWorkspace() {
 		w.Workspace = b.s.workspace
 	}
 	att, err := holder.Acquire(b.s.ctx, w)
@@ -178,11 +218,13 @@ func (b *binding) peer(c *Client) *peer {
 // leave ends what a client has here; its calls get err.
 func (b *binding) leave(c *Client, err *fault.Error) {
 	b.mu.Lock()
-	p, att := b.peers[c], b.att
+	p, atts := b.peers[c], b.attachmentsLocked()
 	delete(b.peers, c)
 	b.mu.Unlock()
-	if p != nil && att != nil {
-		att.Leave(p, err)
+	for _, att := range atts {
+		if p != nil {
+			att.Leave(p, err)
+		}
 	}
 }
 
@@ -197,26 +239,45 @@ func (b *binding) release(err *fault.Error) {
 // rest gives the connection back until the next call; calls in flight get err.
 func (b *binding) rest(err *fault.Error) {
 	b.mu.Lock()
-	att := b.att
+	atts := b.attachmentsLocked()
 	b.att = nil
+	clear(b.old)
 	peers := slices.Collect(maps.Values(b.peers))
 	b.mu.Unlock()
-	if att == nil {
-		return
+	for _, att := range atts {
+		for _, p := range peers {
+			att.Leave(p, err)
+		}
+		att.Release()
 	}
-	for _, p := range peers {
-		att.Leave(p, err)
+}
+
+// attachmentsLocked returns all that the binding is attached to.
+func (b *binding) attachmentsLocked() []*pool.Attachment {
+	atts := slices.Collect(maps.Keys(b.old))
+	if b.att != nil {
+		atts = append(atts, b.att)
 	}
-	att.Release()
+	return atts
+}
+
+// connections returns the ids of the connections that the binding is attached to.
+func (b *binding) connections() (ids []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, att := range b.attachmentsLocked() {
+		ids = append(ids, att.ID())
+	}
+	return ids
 }
 
 // forget drops an attachment that is of no more use.
 func (b *binding) forget(a *pool.Attachment) {
 	b.mu.Lock()
-	mine := b.att == a
-	if mine {
+	if b.att == a {
 		b.att = nil
 	}
+	delete(b.old, a)
 	b.mu.Unlock()
 	a.Release()
 }
@@ -317,7 +378,8 @@ func (p *peer) over(att *pool.Attachment) bool {
 	}
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
-	return p.b.att != att || p.b.peers[p.c] != p
+	_, old := p.b.old[att]
+	return p.b.att != att && !old || p.b.peers[p.c] != p
 }
 
 // remember keeps what a successful request changed at the server. uri is how the

@@ -170,7 +170,7 @@ func (c *Client) keepHeader(values func(name string) []string) {
 	if values == nil {
 		return
 	}
-	for _, server := range c.session.m.cfg.Servers {
+	for _, server := range c.session.m.live.Load().Servers {
 		for _, name := range server.ForwardHeaders {
 			if got := values(name); len(got) > 0 {
 				if c.header == nil {
@@ -388,7 +388,7 @@ func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
 	c.asks++
 	id := strconv.AppendUint(nil, c.asks, 10)
 	w := &asked{ask: a, id: id}
-	if limit := c.session.m.cfg.InteractiveTimeout; limit > 0 {
+	if limit := c.session.m.live.Load().InteractiveTimeout; limit > 0 {
 		w.timer = time.AfterFunc(limit, func() { c.askExpired(w, limit) })
 	}
 	if c.asked == nil {

@@ -324,7 +324,7 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 		if err := k.await(b, att); err != nil {
 			return err
 		}
-		twice := b.server.Retry == config.RetryIdempotent && f.Method == wire.ToolsCall && repeatable(att, f, r)
+		twice := att.Settings().Retry == config.RetryIdempotent && f.Method == wire.ToolsCall && repeatable(att, f, r)
 		k.mu.Lock()
 		k.twice = twice
 		done := k.done
@@ -354,9 +354,9 @@ func (k *call) await(b *binding, att *pool.Attachment) error {
 	}
 	ctx, leave := context.WithCancelCause(b.s.ctx)
 	defer leave(nil)
-	if limit := b.server.CallTimeout; limit > 0 {
-		err := fault.New(fault.CallTimeout, "server %q is being started again and was not there within %s; callTimeout of the server sets the limit", b.server.Name, limit)
-		err.Server = b.server.Name
+	if limit := att.Settings().CallTimeout; limit > 0 {
+		err := fault.New(fault.CallTimeout, "server %q is being started again and was not there within %s; callTimeout of the server sets the limit", b.name, limit)
+		err.Server = b.name
 		timer := time.AfterFunc(limit, func() { leave(err) })
 		defer timer.Stop()
 	}

@@ -46,9 +46,7 @@ func (m *Manager) List(principal string, admin bool) []Info {
 	m.mu.Unlock()
 	for i, list := range bindings {
 		for _, b := range list {
-			if att := b.current(); att != nil {
-				infos[i].Connections = append(infos[i].Connections, att.ID())
-			}
+			infos[i].Connections = append(infos[i].Connections, b.connections()...)
 		}
 	}
 	slices.SortFunc(infos, func(a, b Info) int {
@@ -69,9 +67,7 @@ func (m *Manager) Get(principal string, admin bool, id string) (Info, error) {
 	order := slices.Clone(s.order)
 	m.mu.Unlock()
 	for _, b := range order {
-		if att := b.current(); att != nil {
-			info.Connections = append(info.Connections, att.ID())
-		}
+		info.Connections = append(info.Connections, b.connections()...)
 	}
 	return info, nil
 }
@@ -101,7 +97,7 @@ type Stats struct {
 func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.cfg.Limits.Max, Evicted: m.evicted}
+	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.live.Load().Limits.Max, Evicted: m.evicted}
 	for _, s := range m.sessions {
 		st.Sessions[s.state]++
 		st.InFlight += s.inFlight

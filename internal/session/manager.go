@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"roundhouse/internal/config"
@@ -22,22 +23,30 @@ import (
 
 // Config says how a Manager works.
 type Config struct {
-	Pool               *pool.Pool       // required
+	Settings
+	Pool    *pool.Pool   // required
+	Version string       // of roundhouse, told to clients of the aggregate
+	Log     *slog.Logger // nil discards
+	Events  *event.Feed  // takes what happens to sessions; nil discards
+}
+
+// Settings are what Configure may change while a Manager runs.
+type Settings struct {
 	Servers            []*config.Server // in the order in which the aggregate lists them
 	Limits             config.Sessions
 	ListWait           time.Duration // how long an aggregate list waits for servers that start (H7)
 	InteractiveTimeout time.Duration // how long a server's request to a client may stay open (M7); 0 is no limit
-	Version            string        // of roundhouse, told to clients of the aggregate
-	Log                *slog.Logger  // nil discards
-	Events             *event.Feed   // takes what happens to sessions; nil discards
+	// DrainDelay is how long calls may go on at a server whose configuration was
+	// replaced.
+	DrainDelay time.Duration
 }
 
 // Manager holds the sessions. Its methods may be called at any time; Shutdown ends
 // it for good.
 type Manager struct {
-	cfg    Config
-	byName map[string]*config.Server
-	wg     sync.WaitGroup // acquires, endings; started through spawn
+	cfg  Config                   // constant; its Settings are those of the start
+	live atomic.Pointer[settings] // written with mu held
+	wg   sync.WaitGroup           // acquires, endings; started through spawn
 
 	mu       sync.Mutex
 	sessions map[key]*Session
@@ -55,10 +64,8 @@ func NewManager(cfg Config) *Manager {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Manager{cfg: cfg, byName: map[string]*config.Server{}, sessions: map[key]*Session{}, clients: map[string]*Client{}}
-	for _, s := range cfg.Servers {
-		m.byName[s.Name] = s
-	}
+	m := &Manager{cfg: cfg, sessions: map[key]*Session{}, clients: map[string]*Client{}}
+	m.live.Store(newSettings(cfg.Settings))
 	return m
 }
 
@@ -82,7 +89,11 @@ func NewID() string {
 
 // server finds a configured server that can be used.
 func (m *Manager) server(name string) (*config.Server, error) {
-	s := m.byName[name]
+	return m.live.Load().server(name)
+}
+
+func (x *settings) server(name string) (*config.Server, error) {
+	s := x.byName[name]
 	if s == nil {
 		err := fault.New(fault.UnknownServer, "no server is called %q; GET /api/v1/servers lists them", name)
 		err.Server = name
@@ -107,7 +118,7 @@ func (m *Manager) Serves(scope string) error {
 
 // Separates reports whether a scope has a usable server that sessions must not share.
 func (m *Manager) Separates(scope string) bool {
-	return slices.ContainsFunc(m.cfg.Servers, func(s *config.Server) bool {
+	return slices.ContainsFunc(m.live.Load().Servers, func(s *config.Server) bool {
 		return (scope == "" || s.Name == scope) && s.DisabledReason == "" && s.Sharing != config.Shared
 	})
 }
@@ -148,7 +159,7 @@ func (m *Manager) open(principal, id, client, workspace string) (*Session, error
 		return s, nil
 	}
 	var victim *Session
-	if m.cfg.Limits.Max > 0 && len(m.sessions) >= m.cfg.Limits.Max {
+	if most := m.live.Load().Limits.Max; most > 0 && len(m.sessions) >= most {
 		if victim = m.victimLocked(); victim == nil {
 			n := len(m.sessions)
 			m.mu.Unlock()

@@ -75,7 +75,8 @@ func (s *Session) publish(k event.Kind, reason string) {
 // Requests leave it alone, since they are many: when it fires it looks at the time of
 // the last one, and is set anew.
 func (s *Session) armLocked(since time.Time) {
-	limit, idle := s.m.cfg.Limits.ExpireAfter, s.m.cfg.Limits.IdleTimeout
+	limits := s.m.live.Load().Limits
+	limit, idle := limits.ExpireAfter, limits.IdleTimeout
 	if s.state == Active && idle > 0 && (limit <= 0 || idle < limit) {
 		limit = idle
 	}
@@ -95,7 +96,7 @@ func (s *Session) idled() {
 		m.mu.Unlock()
 		return
 	}
-	limits := m.cfg.Limits
+	limits := m.live.Load().Limits
 	quiet := time.Since(s.lastActivity)
 	if s.inFlight > 0 { // idle time counts from the end of what runs
 		s.armLocked(time.Now())

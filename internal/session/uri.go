@@ -47,7 +47,7 @@ func (s *Session) resolveURI(c *Client, uri string) (*binding, string, error) {
 		return nil, "", err
 	}
 	for _, b := range bindings {
-		if own, ok := strings.CutPrefix(uri, uriPrefix(b.server.Name)); ok {
+		if own, ok := strings.CutPrefix(uri, uriPrefix(b.name)); ok {
 			return b, own, nil
 		}
 	}

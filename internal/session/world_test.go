@@ -43,7 +43,7 @@ func inWorld(t *testing.T, limits config.Sessions, servers []*config.Server, tes
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t}
 		w.pool = pool.New(pool.Config{Dial: w.dial, DrainDelay: 30 * time.Second})
-		w.m = NewManager(Config{Pool: w.pool, Servers: servers, Limits: limits, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute, Version: "test"})
+		w.m = NewManager(Config{Pool: w.pool, Settings: Settings{Servers: servers, Limits: limits, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute, DrainDelay: 30 * time.Second}, Version: "test"})
 		test(w)
 		w.m.Drain()
 		w.m.Shutdown(context.Background())
