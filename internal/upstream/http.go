@@ -202,7 +202,7 @@ func (h *HTTP) unreachable(err error) {
 // refused takes an answer with a bad status, of which body was read.
 func (h *HTTP) refused(x *exchange, res *http.Response, body []byte) {
 	f, err := wire.Parse(body)
-	answered := err == nil && x.isAnswer(f)
+	answered := err == nil && x.isAnswer(f) && answers(res.StatusCode, x.message.Method)
 	session := res.Request.Header.Get(headerSession)
 	if session != "" && (res.StatusCode == http.StatusNotFound || res.StatusCode == http.StatusBadRequest && !answered && namesSession(body)) {
 		h.fail(x, fmt.Errorf("%w (it answered %d)", ErrSessionLost, res.StatusCode), false)
@@ -221,6 +221,19 @@ func (h *HTTP) refused(x *exchange, res *http.Response, body []byte) {
 	}
 	// A server that wants to know us first has done nothing.
 	h.fail(x, h.endpoint.refusal(res, body), res.StatusCode != http.StatusUnauthorized)
+}
+
+// answers reports whether JSON-RPC behind a bad status is the answer to a request. A
+// login comes before any answer, and that a server is out of order says nothing of the
+// versions that it speaks.
+func answers(status int, method string) bool {
+	switch {
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		return false
+	case status >= 500 || status == http.StatusTooManyRequests:
+		return method != wire.MethodInitialize && method != wire.Discover
+	}
+	return true
 }
 
 // namesSession reports whether the body of a 400 is about the session rather than the

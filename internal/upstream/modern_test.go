@@ -101,6 +101,8 @@ func TestRefusalsWithoutASession(t *testing.T) {
 		"without an id":       {400, failed("null", `{"code":-32000,"message":"no session"}`), "frame of 1: " + failed("1", `{"code":-32000,"message":"no session"}`)},
 		"no JSON-RPC":         {404, "no such session", "failed 1, sent true: POST http://server/mcp was answered with 404 Not Found: no such session"},
 		"a proxy's JSON-RPC":  {503, failed("null", `{"code":-32000,"message":"m"}`), "failed 1, sent true: POST http://server/mcp was answered with 503 Service Unavailable: " + failed("null", `{"code":-32000,"message":"m"}`)},
+		"an error inside":     {500, failed("1", `{"code":-32603,"message":"m"}`), "frame of 1: " + failed("1", `{"code":-32603,"message":"m"}`)},
+		"a login":             {403, failed("1", `{"code":-32000,"message":"m"}`), "failed 1, sent true: POST http://server/mcp was answered with 403 Forbidden: " + failed("1", `{"code":-32000,"message":"m"}`) + "; the server needs a login, or other credentials in its headers"},
 		"a login in JSON-RPC": {401, failed("null", `{"code":-32000,"message":"m"}`), "failed 1, sent false: POST http://server/mcp was answered with 401 Unauthorized: " + failed("null", `{"code":-32000,"message":"m"}`) + "; the server needs a login, or other credentials in its headers"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
@@ -122,6 +124,25 @@ func TestRefusalsWithoutASession(t *testing.T) {
 			r.call("2", wire.ToolsList)
 			r.wants("frame of 2: " + result("2"))
 		})
+	}
+}
+
+// M8: a server that is out of order, or overrun, has not said which versions it speaks.
+func TestAServerThatIsOutOfOrderAnswersNoHandshake(t *testing.T) {
+	for _, status := range []int{429, 500, 503} {
+		for _, method := range []string{wire.Discover, wire.MethodInitialize} {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake(t)
+				f.handle(method, func(w http.ResponseWriter, _ *http.Request, id string) {
+					refuseWith(w, status, id, `{"code":-32000,"message":"later"}`)
+				})
+				r, _ := f.startModern(t)
+				r.call("1", method)
+				if s, ok := errors.AsType[*StatusError](r.failure()); !ok || s.Status != status {
+					t.Errorf("%s: got %v", method, s)
+				}
+			})
+		}
 	}
 }
 

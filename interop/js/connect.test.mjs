@@ -9,6 +9,8 @@ import { dirname, join, resolve } from 'node:path';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
+import { Client as SecondClient } from '@modelcontextprotocol/client';
+import { StdioClientTransport as SecondStdio } from '@modelcontextprotocol/client/stdio';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
 import { CreateMessageRequestSchema, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js';
@@ -36,22 +38,25 @@ function coldMachine(t) {
       rmSync(directory, { recursive: true, force: true });
     });
   });
+  /** How a host starts a shim. */
+  const command = (args = ['connect', 'everything']) => ({
+    command: executable,
+    args,
+    // The SDK passes on a few variables only; these are what the host's configuration would add.
+    env: { HOME: directory, ROUNDHOUSE_CONFIG: config, ROUNDHOUSE_STATE_DIR: join(directory, 'state'), ROUNDHOUSE_SOCKET: join(directory, 'socket') },
+    stderr: 'pipe',
+  });
   return {
+    command,
     daemons: () => all().filter(({ command }) => command.includes('serve')),
     servers: () => processes(({ environment, command }) => environment.includes(mark) && command.some((word) => word.includes('server-everything'))),
-    async connect({ args = ['connect', 'everything'], capabilities = {}, handlers = [], notifications = [] } = {}) {
+    async connect({ args, capabilities = {}, handlers = [], notifications = [] } = {}) {
       const client = new Client({ name: 'interop', version: '1' }, { capabilities });
       const errors = [];
       client.onerror = (error) => errors.push(error);
       for (const [schema, handler] of handlers) client.setRequestHandler(schema, handler);
       for (const [schema, handler] of notifications) client.setNotificationHandler(schema, handler);
-      const transport = new StdioClientTransport({
-        command: executable,
-        args,
-        // The SDK passes on a few variables only; these are what the host's configuration would add.
-        env: { HOME: directory, ROUNDHOUSE_CONFIG: config, ROUNDHOUSE_STATE_DIR: join(directory, 'state'), ROUNDHOUSE_SOCKET: join(directory, 'socket') },
-        stderr: 'pipe',
-      });
+      const transport = new StdioClientTransport(command(args));
       await client.connect(transport, { timeout: 60_000 });
       return { client, errors, echo: async (message) => text(await client.callTool({ name: 'echo', arguments: { message } })) };
     },
@@ -99,6 +104,37 @@ test('sampling through a shim', { timeout: 120_000 }, async (t) => {
   const { client, errors } = await machine.connect({ capabilities: { sampling: {} }, handlers: [[CreateMessageRequestSchema, () => answer]] });
   const result = await client.callTool({ name: 'trigger-sampling-request', arguments: { prompt: 'p', maxTokens: 10 } });
   assert.match(text(result), /sampled words/);
+  await client.close();
+  assert.deepEqual(errors, []);
+});
+
+// M8, M9, H8: the second SDK tries out 2026-07-28 on a process that it throws away, and then speaks it; what it listens
+// to outlives a daemon that was killed.
+test('a client of the new era outlives its daemon', { timeout: 120_000 }, async (t) => {
+  const machine = coldMachine(t);
+  const client = new SecondClient({ name: 'interop', version: '1' }, { versionNegotiation: { mode: 'auto' } });
+  const errors = [];
+  client.onerror = (error) => errors.push(error);
+  let changes = 0;
+  const updated = [];
+  client.setNotificationHandler('notifications/tools/list_changed', () => changes++);
+  client.setNotificationHandler('notifications/resources/updated', ({ params }) => void updated.push(params.uri));
+  await client.connect(new SecondStdio(machine.command()), { timeout: 60_000 });
+  assert.equal(client.getProtocolEra(), 'modern');
+  assert.equal(client.getServerVersion().name, 'mcp-servers/everything');
+  const call = async (name, args) => text(await client.callTool({ name, arguments: args }));
+  const uri = 'demo://resource/dynamic/text/1';
+  const listening = await client.listen({ toolsListChanged: true, resourceSubscriptions: [uri] });
+  await call('toggle-subscriber-updates', {});
+  await until('the client has heard of its resource', 15_000, () => updated.includes(uri));
+  updated.length = 0;
+  for (const { pid } of machine.daemons()) process.kill(pid, 'SIGKILL');
+  await until('calls work again', 15_000, () => call('echo', { message: 'after' }).then((got) => /after$/.test(got), () => false));
+  await until('the client has heard of what may have changed', 10_000, () => changes > 0 && updated.includes(uri));
+  updated.length = 0;
+  await call('toggle-subscriber-updates', {});
+  await until('the new server tells of the resource', 15_000, () => updated.includes(uri));
+  await listening.close();
   await client.close();
   assert.deepEqual(errors, []);
 });

@@ -57,7 +57,7 @@ const matrix = {
 };
 
 // The upstreams: the server, its era, and how it is configured, given a port that is free for it. session: every session
-// has a connection of its own. clients: 'stdio' means that clients start roundhouse connect, in which only the older era is spoken.
+// has a connection of its own. clients: 'stdio' means that clients start roundhouse connect.
 const everythingHTTP = (port) => new Child(process.execPath, [serverScript('everything'), 'streamableHttp'], { env: { ...process.env, PORT: String(port) } });
 const matrixHTTP = (era) => (port) => new Child(join(built, 'server'), ['-era', era, '-http', `127.0.0.1:${port}`]);
 const upstreams = {
@@ -83,7 +83,7 @@ async function configure(t, { command, args, http, sharing }) {
 /** Three sessions of one kind, on one upstream. number is different for every kind. */
 class Cell {
   constructor({ era, client }, number, upstream, target) {
-    Object.assign(this, { era: upstream.clients ? 'legacy' : era, client, number, server: upstream.server, upstream, target });
+    Object.assign(this, { era, client, number, server: upstream.server, upstream, target });
     this.names = Array.from({ length: perKind }, (_, i) => `kind-${number}.${i}`);
   }
 
