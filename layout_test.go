@@ -22,15 +22,16 @@ var arrows = map[string][]string{
 
 	// Faces.
 	"internal/control": {"config", "event", "fault", "front", "pool", "session", "sse"},
-	"internal/gateway": {"fault", "front", "mux", "relay", "session", "sse", "wire"},
+	"internal/gateway": {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
-	"internal/session":  {"config", "event", "fault", "mux", "pool", "secret", "wire"},
-	"internal/pool":     {"config", "event", "fault", "mux", "process", "secret", "upstream", "wire"},
-	"internal/mux":      {"fault", "upstream", "wire"},
+	"internal/session":  {"config", "era", "event", "fault", "mux", "pool", "secret", "wire"},
+	"internal/pool":     {"config", "era", "event", "fault", "mux", "process", "secret", "upstream", "wire"},
+	"internal/mux":      {"era", "fault", "upstream", "wire"},
 	"internal/upstream": {"sse", "wire"},
 	"internal/config":   {"secret"},
+	"internal/era":      {"wire"},
 	"internal/relay":    {"wire"},
 	"internal/dialect":  {"wire"},
 

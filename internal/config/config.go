@@ -138,6 +138,16 @@ const (
 	Dedicate  Interactive = "dedicate" // clients that can be asked get a connection of their session's own
 )
 
+// Era is which eras of the protocol a server is spoken to in (M8).
+type Era string
+
+// The settings.
+const (
+	EraAuto   Era = "auto"   // that of the client if the server has it, else the other; "" is the same
+	EraLegacy Era = "legacy" // 2024-11-05 to 2025-11-25
+	EraModern Era = "modern" // 2026-07-28
+)
+
 // Server is one entry of mcpServers, expanded. Every field is either part of the
 // connection's fingerprint or excluded from it by name (K3); the pool has a test
 // that walks this type.
@@ -164,6 +174,7 @@ type Server struct {
 	Sharing               Sharing // never empty: defaults are applied (K7); Exclusive is treated as Session in this version
 	ShareAcrossPrincipals bool
 	Interactive           Interactive
+	Era                   Era           // EraAuto; EraModern only for Stdio and HTTP
 	StartTimeout          time.Duration // P9; 60 s
 	CallTimeout           time.Duration // H4; 0 is none
 	CloseEOFWait          time.Duration // P2; 2 s

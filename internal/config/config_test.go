@@ -63,7 +63,7 @@ func TestDefaults(t *testing.T) {
 	// P2, P9, R1, R3: and those of a server.
 	s := server(t, `{"command": "npx"}`)
 	wantServer := &config.Server{
-		Name: "s", Position: "/conf/mcp.json:1:17", Transport: config.Stdio, Command: "npx", Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto,
+		Name: "s", Position: "/conf/mcp.json:1:17", Transport: config.Stdio, Command: "npx", Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto, Era: config.EraAuto,
 		StartTimeout: 60 * time.Second, CloseEOFWait: 2 * time.Second, CloseTermWait: 3 * time.Second, CloseKillWait: 2 * time.Second,
 		Recovery: want.Pool.Recovery.Stdio, Health: want.Pool.Health, Retry: config.RetryNever,
 	}

@@ -97,7 +97,7 @@ func render(c *config.Config, err error) string {
 	renderFields(&b, "", reflect.ValueOf(settings), reflect.ValueOf(defaults))
 	for _, s := range c.Servers {
 		plain := config.Server{
-			Transport: config.Stdio, Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto,
+			Transport: config.Stdio, Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto, Era: config.EraAuto,
 			StartTimeout: 60e9, CloseEOFWait: 2e9, CloseTermWait: 3e9, CloseKillWait: 2e9,
 			Recovery: c.Pool.Recovery.Remote, Health: c.Pool.Health, Retry: config.RetryNever,
 		}

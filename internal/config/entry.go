@@ -27,6 +27,7 @@ func newServer(name string) *Server {
 		Name:          name,
 		Interactive:   Auto,
 		Retry:         RetryNever,
+		Era:           EraAuto,
 		StartTimeout:  60 * time.Second,
 		CloseEOFWait:  2 * time.Second,
 		CloseTermWait: 3 * time.Second,
@@ -75,6 +76,11 @@ var entryObject = object[entry]{others: open, fields: []field[entry]{
 		doc: "What happens to a server's requests to its client: \"auto\" routes them while one client has calls in flight, \"refuse\" declares none upstream, " +
 			"\"serialize\" runs one client's calls at a time, \"dedicate\" gives sessions whose client can be asked a connection of their own.",
 		kind: choice[entry, Interactive]{options: []Interactive{Auto, Refuse, Serialize, Dedicate}, at: func(e *entry) *Interactive { return &e.Interactive }},
+	}, {
+		name: "era",
+		doc: "The protocol era in which the server is spoken to: \"legacy\" is 2024-11-05 to 2025-11-25, \"modern\" is 2026-07-28. " +
+			"\"auto\" is that of each client if the server has it, else the other.",
+		kind: choice[entry, Era]{options: []Era{EraAuto, EraLegacy, EraModern}, at: func(e *entry) *Era { return &e.Era }},
 	}, {
 		name: "startTimeout",
 		doc:  "How long the server may take to start and answer the handshake.",

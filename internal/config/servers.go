@@ -81,6 +81,9 @@ func (r *reader) readServer(m node, d *document) *Server {
 	case HTTP, SSE, WebSocket:
 		e.combineHeaders(r, found)
 	}
+	if e.Era == EraModern && (s.Transport == SSE || s.Transport == WebSocket) {
+		r.errorAt(found["era"], `2026-07-28 is spoken over stdio and Streamable HTTP only; write "auto", or remove it`)
+	}
 	e.combineSharing(r, m, found, d.Pool)
 	s.disable(r.scope)
 	return s

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"roundhouse/internal/fault"
+	"roundhouse/internal/era"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/session"
 	"roundhouse/internal/sse"
@@ -79,7 +79,7 @@ func (x *exchange) Done(p mux.Pieces) {
 }
 
 func (x *exchange) fail(err error) {
-	x.Done(mux.Pieces{wire.ErrorReply(x.call.frame.ID(), fault.Of(err).RPC())})
+	x.Done(session.Failure(x.call.frame.ID(), err))
 }
 
 func (x *exchange) signal() {
@@ -172,12 +172,11 @@ func (x *exchange) write(w http.ResponseWriter, r *http.Request) {
 		case answer.Empty(): // cancelled: nothing follows
 			begin()
 		case out == nil:
-			raw, status := x.call.answer(answer)
-			writeJSON(w, status, raw)
+			raw := whole(answer)
+			writeJSON(w, statusOf(raw), raw)
 			return
 		default:
-			raw, _ := x.call.answer(answer)
-			out.Event("", raw)
+			out.Event("", whole(answer))
 		}
 		if out != nil && out.Flush() != nil || over {
 			return
@@ -199,13 +198,16 @@ func (k *call) shown(p mux.Pieces, granted session.Watch) []byte {
 	if k.frame.Method == wire.SubscriptionsListen {
 		return k.heard(f, granted)
 	}
-	switch f.Method {
-	case wire.Message:
-		if k.visit.LogLevel == nil {
-			return nil
-		}
-	case "notifications/elicitation/complete", "notifications/tasks/status":
-		return nil // of the older era only
+	if f.Method == wire.Message && k.visit.LogLevel == nil || era.OfOlderOnly(f.Method) {
+		return nil
 	}
 	return raw
+}
+
+// whole is a frame in one piece.
+func whole(p mux.Pieces) []byte {
+	if len(p[1]) == 0 && len(p[2]) == 0 {
+		return p[0]
+	}
+	return p.AppendTo(nil)
 }

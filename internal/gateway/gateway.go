@@ -7,7 +7,6 @@ package gateway
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
 	"roundhouse/internal/session"
@@ -155,7 +155,7 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		return nil
 	}
 	if v := r.Header.Get(versionHeader); v != "" && !slices.Contains(wire.LegacyVersions, v) {
-		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, unsupportedVersion(v, wire.Versions)))
+		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, era.UnsupportedVersion(v, wire.Versions)))
 		return nil
 	}
 	ids := r.Header.Values(sessionHeader)
@@ -196,20 +196,6 @@ func requestID(f wire.Frame) []byte {
 		return nil
 	}
 	return f.ID()
-}
-
-// unsupportedVersion is the error by which clients of a newer protocol version learn
-// which ones are served.
-func unsupportedVersion(requested string, supported []string) []byte {
-	b, err := json.Marshal(map[string]any{
-		"code":    wire.UnsupportedVersion,
-		"message": "protocol version " + requested + " is not served here",
-		"data":    map[string]any{"supported": supported, "requested": requested},
-	})
-	if err != nil {
-		panic(err) // strings and a number
-	}
-	return b
 }
 
 func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Caller) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/session"
@@ -216,8 +217,7 @@ func (x *lineVisit) Done(p mux.Pieces) {
 		x.settle(nil)
 		return
 	}
-	raw, _ := x.call.answer(p)
-	x.settle(raw)
+	x.settle(whole(p))
 }
 
 func (x *lineVisit) fail(err error) { x.Done(failure(x.call.frame.ID(), err)) }
@@ -298,7 +298,7 @@ func (l *line) withdraw(f wire.Frame) bool {
 	if x == nil {
 		return false
 	}
-	if f, err := stripped(f); err == nil && c != nil {
+	if f, err := era.Older(f); err == nil && c != nil {
 		c.Session().Do(c, f, nil) // which tells the server in the client's words
 	}
 	x.settle(nil)

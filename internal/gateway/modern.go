@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
 	"roundhouse/internal/mux"
@@ -20,8 +21,8 @@ import (
 // Protocol version 2026-07-28 has no handshake and no MCP session: each POST brings in
 // its _meta and its headers all that there is to know of its sender, and is answered
 // alone. It is served on the URLs of the older versions; a request is of this version
-// if its _meta names a version. Servers are spoken to in the older era (M8): what
-// belongs to the new one is taken out on the way there, and added on the way back.
+// if its _meta names a version. What a server of the older era needs to have changed is
+// changed behind session.Session.Do (M8).
 
 const (
 	methodHeader = "Mcp-Method"
@@ -34,10 +35,9 @@ const discoverWait = 45 * time.Second
 
 // call is a request of 2026-07-28 that has passed the checks.
 type call struct {
-	frame    wire.Frame // for a server
-	visit    session.Visit
-	watch    session.Watch // what a client that listens wants to hear of
-	mismatch error         // of the headers for arguments; constant once there is an answer
+	frame wire.Frame
+	visit session.Visit
+	watch session.Watch // what a client that listens wants to hear of
 }
 
 // modern answers a frame of 2026-07-28, and reports whether it was one.
@@ -82,10 +82,11 @@ func (g *Gateway) modernRequest(w http.ResponseWriter, r *http.Request, caller f
 		g.refuse(w, f.ID(), err)
 		return
 	}
-	if k.visit.Session == "" && g.cfg.Sessions.Separates(k.visit.Scope) {
+	if k.visit.Session == "" && k.visit.Scope == "" && g.cfg.Sessions.Separates(k.visit.Principal) {
 		// Nothing tells unnamed senders apart, and such a server must not be shared by
-		// them (case 27). With a handshake each gets a session of its own.
-		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(f.ID(), unsupportedVersion(wire.Version20260728, wire.LegacyVersions)))
+		// them (case 27). With a handshake each gets a session of its own. Of a single
+		// server the session finds out.
+		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(f.ID(), era.UnsupportedVersion(wire.Version20260728, wire.LegacyVersions)))
 		return
 	}
 	switch f.Method {
@@ -138,7 +139,7 @@ func checkModern(h http.Header, f wire.Frame, meta wire.Routing) *refusal {
 		return bad
 	}
 	if version != wire.Version20260728 {
-		return &refusal{http.StatusBadRequest, unsupportedVersion(version, wire.Versions)}
+		return &refusal{http.StatusBadRequest, era.UnsupportedVersion(version, wire.Versions)}
 	}
 	if bad := checkMeta(f, meta); bad != nil {
 		return bad
@@ -237,8 +238,7 @@ func requestCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.R
 	if f.Method == wire.ToolsCall {
 		arguments := meta.Arguments.Of(f.Raw)
 		v.Vet = func(tool []byte) error {
-			k.mismatch = vetParams(r.Header, tool, arguments)
-			return k.mismatch
+			return era.VetParams(r.Header, tool, arguments)
 		}
 	}
 	return k, nil
@@ -249,7 +249,7 @@ func requestCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.R
 func newCall(f wire.Frame, meta wire.Routing) (k *call, err error) {
 	k = &call{visit: session.Visit{Capabilities: meta.ClientCapabilities.Of(f.Raw), LogLevel: meta.LogLevel.Of(f.Raw)}}
 	k.visit.Info, _ = clientInfo(meta.ClientInfo.Of(f.Raw))
-	if k.frame, err = stripped(f); err != nil {
+	if k.frame, err = era.WithoutOurs(f, meta); err != nil {
 		return nil, err
 	}
 	if f.Method == wire.SubscriptionsListen {
@@ -257,45 +257,6 @@ func newCall(f wire.Frame, meta wire.Routing) (k *call, err error) {
 		k.watch, err = readWatch(f.Params())
 	}
 	return k, err
-}
-
-// stripped takes out of a request what a server of the older era must not see: what
-// the protocol and roundhouse keep in _meta, and the answers to an input_required
-// result. All else stays as it was spelled.
-func stripped(f wire.Frame) (wire.Frame, error) {
-	params, err := wire.Keep(f.Params(), func(key string) bool {
-		return !strings.EqualFold(key, "inputResponses") && !strings.EqualFold(key, "requestState")
-	})
-	if err != nil {
-		return f, err
-	}
-	for m, err := range wire.Members(params) {
-		if err != nil {
-			return f, err
-		}
-		if m.Key != "_meta" {
-			continue
-		}
-		kept, err := publicMeta(m.Value.Of(params))
-		if err != nil {
-			return f, err
-		}
-		edit := wire.Edit{At: m.Value, With: kept}
-		if len(kept) == len("{}") {
-			edit = wire.Edit{At: wire.CutMember(params, m)}
-		}
-		params = wire.Splice(nil, params, edit)
-		break
-	}
-	return wire.Parse(wire.Splice(nil, f.Raw, wire.Edit{At: f.ParamsSpan, With: params}))
-}
-
-// publicMeta is a _meta object without what the protocol and roundhouse keep in it.
-func publicMeta(meta []byte) ([]byte, error) {
-	return wire.Keep(meta, func(key string) bool {
-		key = strings.ToLower(key)
-		return !strings.HasPrefix(key, wire.MetaPrefix) && !strings.HasPrefix(key, "roundhouse/")
-	})
 }
 
 // discover answers server/discover.

@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"roundhouse/internal/mux"
-	"roundhouse/internal/session"
 	"roundhouse/internal/wire"
 )
 
@@ -222,45 +220,6 @@ func TestAModernClientIsNotAsked(t *testing.T) {
 	}
 }
 
-// H1: the answers of servers get what the new era wants, and keep their bytes.
-func TestModernAnswers(t *testing.T) {
-	const head = `{"jsonrpc":"2.0","id":7,`
-	for _, c := range []struct {
-		method, caps, in, want string
-		status                 int
-	}{
-		{wire.ToolsCall, "", `"result":{"b":1.0,"a":[ ]}}`, `"result":{"resultType":"complete","b":1.0,"a":[ ]}}`, 200},
-		{wire.ToolsCall, "", `"result":{}}`, `"result":{"resultType":"complete"}}`, 200},
-		{wire.ToolsCall, "", `"result":{ }}`, `"result":{"resultType":"complete" }}`, 200},
-		{wire.ToolsCall, "", `"result":{"x":1,"resultType":"input_required"}}`, `"result":{"x":1,"resultType":"complete"}}`, 200},
-		{wire.ToolsCall, "", `"result":{"ttlMs":5}}`, `"result":{"resultType":"complete","ttlMs":5}}`, 200},
-		{wire.ToolsCall, "", `"result":[1]}`, `"result":[1]}`, 200},
-		{wire.ToolsList, "", `"result":{"tools":[]}}`, `"result":{"resultType":"complete","ttlMs":0,"cacheScope":"private","tools":[]}}`, 200},
-		{wire.ResourcesRead, "", `"result":{"cacheScope":"public","contents":[],"ttlMs":60000}}`, `"result":{"resultType":"complete","cacheScope":"private","contents":[],"ttlMs":0}}`, 200},
-		{wire.ResourcesRead, "", `"error":{"code":-32002,"message":"m","data":{"uri":"u"}}}`, `"error":{"code":-32602,"message":"m","data":{"uri":"u"}}}`, 200},
-		{wire.ToolsCall, "", `"error":{"code":-32002,"message":"m"}}`, `"error":{"code":-32002,"message":"m"}}`, 200},
-		{wire.ToolsCall, "", `"error":{"code":-32601,"message":"m"}}`, `"error":{"code":-32601,"message":"m"}}`, 404},
-		{wire.ToolsCall, "", `"error":{"code":-32600,"message":"m"}}`, `"error":{"code":-32600,"message":"m"}}`, 400},
-		{wire.ToolsCall, "", `"error":{"code":-32603,"message":"m"}}`, `"error":{"code":-32603,"message":"m"}}`, 200},
-		{wire.ToolsCall, "", `"error":{"message":"m","code":-32022}}`, `"error":{"message":"m","code":-32603}}`, 200},
-		{wire.ToolsCall, "", `"error":{"code":-32021,"message":"m","data":{"requiredCapabilities":{"sampling":{}}}}}`, `"error":{"code":-32021,"message":"m","data":{"requiredCapabilities":{"sampling":{}}}}}`, 400},
-		{wire.ToolsCall, `{"sampling":{}}`, `"error":{"code":-32021,"message":"m","data":{"requiredCapabilities":{"sampling":{}}}}}`, `"error":{"code":-32603,"message":"m","data":{"requiredCapabilities":{"sampling":{}}}}}`, 200},
-		{wire.ToolsCall, `{"elicitation":{"url":{}}}`, `"error":{"code":-32042,"message":"m","data":{"elicitations":[{"mode":"url","message":"Log in","url":"https://x.example/?a=1&b=2","elicitationId":"e"}]}}}`,
-			`"result":{"inputRequests":{"url-1":{"method":"elicitation/create","params":{"message":"Log in","mode":"url","url":"https://x.example/?a=1\u0026b=2"}}},"resultType":"input_required"}}`, 200},
-		{wire.ToolsCall, `{"elicitation":{"form":{}}}`, `"error":{"code":-32042,"message":"m","data":{"elicitations":[]}}}`,
-			`"error":{"code":-32021,"message":"the server wants the client to open a URL first, which it does not declare to do","data":{"requiredCapabilities":{"elicitation":{"url":{}}}}}}`, 400},
-	} {
-		if c.caps == "" {
-			c.caps = "{}"
-		}
-		k := &call{frame: wire.Frame{Method: c.method}, visit: session.Visit{Capabilities: []byte(c.caps)}}
-		raw, status := k.answer(mux.Pieces{[]byte(head + c.in)})
-		if string(raw) != head+c.want || status != c.status {
-			t.Errorf("%s %s\ngot  %d %s\nwant %d %s", c.method, c.in, status, raw, c.status, head+c.want)
-		}
-	}
-}
-
 // H1: HTTP/1.1 has taken the space around a header's value away; HTTP/2 has not.
 func TestSpaceAroundAHeadersValueMeansNothing(t *testing.T) {
 	if bad := agrees(http.Header{methodHeader: {" tools/call\t"}}, methodHeader, "", func(v string) bool { return v == wire.ToolsCall }); bad != nil {
@@ -271,56 +230,6 @@ func TestSpaceAroundAHeadersValueMeansNothing(t *testing.T) {
 const paramSchema = `{"type":"object","properties":{
 	"region":{"type":"string","x-mcp-header":"Region"},"count":{"type":"integer","x-mcp-header":"Count"},"dry":{"type":"boolean","x-mcp-header":"Dry"},
 	"deep":{"type":"object","properties":{"id":{"type":"string","x-mcp-header":"Deep-Id"}}},"plain":{"type":"string"}}}`
-
-// H1: headers for arguments say what the arguments do.
-func TestHeadersForArguments(t *testing.T) {
-	for _, c := range []struct {
-		name, arguments, headers string
-		ok                       bool
-	}{
-		{"none", `{}`, "", true},
-		{"no arguments", ``, "", true},
-		{"an argument without a mark", `{"plain":"x"}`, "", true},
-		{"the same", `{"region":"eu","count":42,"dry":false,"deep":{"id":"x"}}`, "Region: eu; Count: 42; Dry: false; Deep-Id: x", true},
-		{"encoded", `{"region":" \u00e9"}`, "Region: =?base64?IMOp?=", true},
-		{"numbers are compared as such", `{"count":42}`, "Count: 42.0", true},
-		{"too large for a header", `{"count":9007199254740993}`, "", true},
-		{"null", `{"region":null}`, "", true},
-		{"not what the schema says", `{"region":{"x":1}}`, "", true},
-		{"others", `{}`, "Unknown: x", true},
-		{"missing", `{"region":"eu"}`, "", false},
-		{"missing below", `{"deep":{"id":"x"}}`, "", false},
-		{"another value", `{"region":"eu"}`, "Region: us", false},
-		{"another number", `{"count":42}`, "Count: 43", false},
-		{"another truth", `{"dry":true}`, "Dry: false", false},
-		{"twice", `{"region":"eu"}`, "Region: eu; Region: eu", false},
-		{"without the argument", `{}`, "Region: eu", false},
-		{"the argument twice (W2)", `{"region":"eu","region":"us"}`, "Region: us", false},
-	} {
-		h := http.Header{}
-		for item := range strings.SplitSeq(c.headers, "; ") {
-			if name, value, ok := strings.Cut(item, ": "); ok {
-				h.Add(paramPrefix+name, value)
-			}
-		}
-		err := vetParams(h, []byte(`{"name":"x","inputSchema":`+paramSchema+`}`), []byte(c.arguments))
-		if (err == nil) != c.ok {
-			t.Errorf("%s: got %v", c.name, err)
-		}
-	}
-	for _, schema := range []string{
-		`{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}`,
-		`{"properties":{"a":{"type":"string","x-mcp-header":"not a token"}}}`,
-		`{"properties":{"a":{"type":"string","x-mcp-header":""}}}`,
-		`{"properties":{"a":{"type":"object","x-mcp-header":"A"}}}`,
-		`{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}`,
-		`{"x-mcp-header":"A","type":"object"}`,
-	} {
-		if err := vetParams(http.Header{}, []byte(`{"inputSchema":`+schema+`}`), []byte(`{"a":"1","b":"2"}`)); err != nil {
-			t.Errorf("%s has marks that count: %v", schema, err)
-		}
-	}
-}
 
 // H1: a call with wrong headers does not reach its server, under whichever name.
 func TestACallWithWrongHeadersIsNotMade(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/session"
@@ -222,7 +223,7 @@ func (k *call) updated(f wire.Frame) []byte {
 	if f.Raw[r.Meta.Start] != '{' {
 		return nil
 	}
-	meta, err := publicMeta(r.Meta.Of(f.Raw))
+	meta, err := era.PublicMeta(r.Meta.Of(f.Raw))
 	if err != nil {
 		return nil
 	}

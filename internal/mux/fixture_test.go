@@ -153,7 +153,7 @@ func (w *world) empty() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.calls)+len(m.members)+len(m.queue)+len(m.subs)+len(m.asks)+len(m.posts)+m.busy != 0 {
-		w.t.Errorf("left: calls %v, members %v, queue %v, subscriptions %v, asks %v, posts %q, %d busy",
+		w.t.Errorf("left: calls %v, members %v, queue %v, subscriptions %v, asks %v, posts %v, %d busy",
 			m.calls, m.members, m.queue, m.subs, m.asks, m.posts, m.busy)
 	}
 }

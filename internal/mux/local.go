@@ -69,6 +69,9 @@ const (
 // interceptLocked handles the methods whose effect is per client but whose
 // upstream state is shared. It may change c into a call for all.
 func (m *Mux) interceptLocked(p Peer, c *Call, f wire.Frame, r wire.Routing) verdict {
+	if m.newer != nil {
+		return m.newerInterceptLocked(p, c, f, r)
+	}
 	switch f.Method {
 	case wire.LoggingSetLevel:
 		return m.setLevelLocked(p, c, levelOf(r.Level.Of(f.Raw)))
@@ -249,6 +252,10 @@ func (m *Mux) unsubscribeLocked(p Peer, c *Call, uri string) verdict {
 
 // unsubscribeAllLocked tells the server that nobody has the URI any more.
 func (m *Mux) unsubscribeAllLocked(uri string) {
+	if m.newer != nil {
+		m.unlistenLocked(uri)
+		return
+	}
 	m.callLocked(wire.ResourcesUnsubscribe, uriParams(uri), func(bool) { m.subscribeAgainLocked(uri) })
 }
 
@@ -308,8 +315,15 @@ func (m *Mux) callLocked(method string, params []byte, after func(ok bool)) {
 	if m.lost != nil {
 		return
 	}
-	c := &Call{m: m, method: method, id0: []byte("0"), out: nobody{}, after: after, level: levelUnset}
+	m.callForLocked(nobody{}, method, params, after)
+}
+
+// callForLocked makes a call of our own whose answer goes to out.
+func (m *Mux) callForLocked(out Outlet, method string, params []byte, after func(ok bool)) *Call {
+	c := &Call{m: m, method: method, id0: []byte("0"), out: out, after: after, level: levelUnset, logs: levelUnset}
 	m.registerLocked(c)
-	c.message.Bytes = wire.NewRequest(strconv.AppendUint(nil, c.id, 10), method, params)
-	m.posts = append(m.posts, c.message.Bytes)
+	id := strconv.AppendUint(nil, c.id, 10)
+	c.message.ID, c.message.Method, c.message.Bytes = id, method, wire.NewRequest(id, method, params)
+	m.posts = append(m.posts, post{call: c})
+	return c
 }

@@ -116,6 +116,11 @@ type Config struct {
 	Sole bool
 	// Post queues a frame for the server. It must not block. Required.
 	Post func([]byte)
+	// Send queues a call of the mux's own, likewise; nil has Post do it.
+	Send func(*upstream.Message)
+	// Cancel tells the transport, on a connection of the newer era, that nobody waits for
+	// a call any more. It must not block. nil leaves it to notifications/cancelled.
+	Cancel func(*upstream.Message)
 	// Changed is called when the server says that a list changed. nil ignores it.
 	Changed func(List)
 	// Log takes a log message (a whole notification) that no client owns. nil drops it.
@@ -143,7 +148,15 @@ type Mux struct {
 	subs    map[string]*subscription
 	level   int // what upstream was told last; unset or unknown
 	asks    map[string]*Ask
-	posts   [][]byte // for the server once mu is released
+	posts   []post // for the server once mu is released
+	newer   *newer // of a connection without a handshake, else nil
+}
+
+// post is what is due at the transport: a frame, a call of our own, or the end of a call.
+type post struct {
+	frame  []byte
+	call   *Call
+	cancel bool
 }
 
 // member is what a peer has on this connection while it has anything.
@@ -190,6 +203,7 @@ type Call struct {
 	after   func(ok bool)    // called with m.mu held when the call has ended; ok: with a result
 	sub     *subscription    // for all whose subscribers the call is made, or nil
 	level   int              // to be sent instead of the client's, or unset
+	logs    int              // of the log messages that the request asks for, or unset; newer era only
 	message upstream.Message // that Message points to
 
 	noted atomic.Int64 // Unix nanoseconds of the last progress
@@ -231,12 +245,13 @@ func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, er
 		m.mu.Unlock()
 		return nil, err
 	}
-	c := &Call{m: m, peer: p, method: f.Method, out: out, level: levelUnset}
+	c := &Call{m: m, peer: p, method: f.Method, out: out, level: levelUnset, logs: levelOf(r.LogLevel.Of(f.Raw))}
 	c.keep(f.ID(), r.ProgressToken.Of(f.Raw))
+	named := m.newer != nil
 	if p != nil {
 		verdict := m.interceptLocked(p, c, f, r)
 		if verdict != forward {
-			m.mu.Unlock()
+			m.unlock()
 			if verdict == answered {
 				out.Done(resultPieces(c.id0, emptyResult))
 			}
@@ -257,6 +272,9 @@ func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, er
 	// Nobody else looks at the message; copying takes time.
 	c.message.ID, c.message.Method = strconv.AppendUint(nil, c.id, 10), c.method
 	c.message.Bytes = c.rewrite(f, r)
+	if named {
+		c.message.Name = nameOf(f, r)
+	}
 	return c, nil
 }
 
@@ -358,7 +376,7 @@ func (c *Call) stop(answer Pieces, notice func(id []byte) []byte) bool {
 		return false
 	}
 	if !c.waiting {
-		m.posts = append(m.posts, notice(strconv.AppendUint(nil, c.id, 10)))
+		m.cancelLocked(c, notice(strconv.AppendUint(nil, c.id, 10)))
 	}
 	m.endLocked(c, false)
 	m.unlock()
@@ -379,8 +397,25 @@ func (m *Mux) unlock() {
 	posts := m.posts
 	m.posts = nil
 	m.mu.Unlock()
-	for _, b := range posts {
-		m.cfg.Post(b)
+	for _, p := range posts {
+		switch {
+		case p.cancel:
+			m.cfg.Cancel(p.call.Message)
+		case p.call != nil && m.cfg.Send != nil:
+			m.cfg.Send(p.call.Message)
+		case p.call != nil:
+			m.cfg.Post(p.call.Message.Bytes)
+		default:
+			m.cfg.Post(p.frame)
+		}
+	}
+}
+
+// cancelLocked tells the server that nobody waits for c any more.
+func (m *Mux) cancelLocked(c *Call, notice []byte) {
+	m.posts = append(m.posts, post{frame: notice})
+	if m.newer != nil && m.cfg.Cancel != nil {
+		m.posts = append(m.posts, post{call: c, cancel: true})
 	}
 }
 
@@ -432,6 +467,7 @@ func (m *Mux) Lose(err *fault.Error) {
 	}
 	asks := m.asks
 	m.asks = map[string]*Ask{}
+	m.newer.stopLocked()
 	m.mu.Unlock()
 	deliver(ds)
 	for _, a := range asks {
@@ -453,7 +489,7 @@ func (m *Mux) Leave(p Peer, err *fault.Error) {
 	}
 	if mem := m.members[p]; mem != nil {
 		for _, c := range slices.Clone(mem.live) {
-			m.posts = append(m.posts, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
+			m.cancelLocked(c, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
 			ds = append(ds, delivery{c.out, c.id0, err})
 			m.endLocked(c, false)
 		}
@@ -466,7 +502,7 @@ func (m *Mux) Leave(p Peer, err *fault.Error) {
 	for key, a := range m.asks {
 		if a.peer == p {
 			delete(m.asks, key)
-			m.posts = append(m.posts, wire.ErrorReply(a.id, wire.ErrorObject(wire.InternalError, "the client that was asked has left")))
+			m.posts = append(m.posts, post{frame: wire.ErrorReply(a.id, wire.ErrorObject(wire.InternalError, "the client that was asked has left"))})
 		}
 	}
 	if mem := m.members[p]; mem != nil {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/wire"
 )
@@ -110,6 +111,8 @@ func (m *Mux) notification(f wire.Frame, call []byte) {
 		m.changed(Prompts)
 	case wire.ResourcesListChanged:
 		m.changed(Resources)
+	case wire.Acknowledged:
+		m.acknowledged(f, call)
 	default:
 		r, err := f.Routing()
 		if err != nil {
@@ -161,7 +164,11 @@ func (m *Mux) updated(f wire.Frame, r wire.Routing) {
 	if err != nil {
 		return
 	}
+	raw := f.Raw
 	m.mu.Lock()
+	if m.newer != nil {
+		raw = era.Unmarked(f)
+	}
 	above := m.aboveLocked(uri)
 	var to []Peer
 	for p, mem := range m.members {
@@ -172,7 +179,7 @@ func (m *Mux) updated(f wire.Frame, r wire.Routing) {
 	}
 	m.mu.Unlock()
 	for _, p := range to {
-		p.Notify(Pieces{f.Raw})
+		p.Notify(Pieces{raw})
 	}
 }
 
@@ -200,6 +207,10 @@ func (m *Mux) aboveLocked(uri string) (above []string) {
 // the call is known, only its client gets it, or nobody but the log.
 func (m *Mux) message(f wire.Frame, r wire.Routing, call []byte) {
 	level := levelOf(r.Level.Of(f.Raw))
+	if m.isNewer() {
+		m.newerMessage(f, level, call)
+		return
+	}
 	if call != nil {
 		m.mu.Lock()
 		p, out, _ := m.ownerLocked(call)
@@ -335,6 +346,10 @@ type Ask struct {
 
 // request handles what the server asks of its client.
 func (m *Mux) request(f wire.Frame, call []byte) {
+	if m.isNewer() {
+		m.strays.Add(1) // in this era servers ask in results, and clients send no answers
+		return
+	}
 	if f.Method == wire.Ping {
 		m.cfg.Post(wire.Result(f.ID(), []byte("{}")))
 		return
@@ -419,6 +434,10 @@ func (a *Ask) Progress(frame []byte) { a.m.cfg.Post(frame) }
 
 // takeBack handles a server that cancels its own request.
 func (m *Mux) takeBack(f wire.Frame, at wire.Span) {
+	if m.isNewer() {
+		m.endListen(at.Of(f.Raw))
+		return
+	}
 	id := string(at.Of(f.Raw))
 	m.mu.Lock()
 	a := m.asks[id]

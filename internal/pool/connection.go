@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/process"
@@ -57,11 +58,12 @@ type LinkFacts struct {
 // fields hold no ${WORKSPACE} any more.
 type Dialer func(ctx context.Context, s *config.Server) (Link, error)
 
-// Handshake is the outcome of initialize.
+// Handshake is the outcome of initialize, or of server/discover in the newer era.
 type Handshake struct {
-	Result       []byte // the server's whole result; read-only
-	Version      string // the protocol version that the server chose
-	VersionSpan  wire.Span
+	Era          era.Era
+	Result       []byte    // the server's whole result; read-only
+	Version      string    // the protocol version that the server chose, or the newest that it and we speak
+	VersionSpan  wire.Span // in Result; absent in the newer era
 	Capabilities map[string]json.RawMessage
 }
 
@@ -88,6 +90,7 @@ type connection struct {
 
 	opened chan struct{} // closed by open when hand and the catalogue are there
 	hand   *Handshake    // constant once opened is closed
+	meta   []byte        // members of the _meta of our own requests in the newer era; likewise
 
 	wg    sync.WaitGroup // everything that runs for the connection
 	heard atomic.Uint64  // frames that came
@@ -100,6 +103,7 @@ type dialed struct {
 	generation   uint64
 	capabilities []byte // declared upstream: a JSON object
 	workspace    string
+	tongue       tongue
 	sole         bool
 	before       [kinds]*Listing // what the generation before listed
 	dial         Dialer
@@ -125,6 +129,8 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 		Policy:     policyOf(d.server),
 		Sole:       d.sole,
 		Post:       func(b []byte) { link.Post(upstream.NewMessage(b)) },
+		Send:       link.Post,
+		Cancel:     c.cancelCall,
 		Changed:    c.listChanged,
 		Log:        func(b []byte) { link.Note("log: " + string(b)) },
 		Roots:      func() []byte { return rootsOf(d.workspace) },
@@ -137,12 +143,12 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 		c.mux.Lose(c.loss)
 		d.lost(c)
 	})
-	err = c.shakeHands(ctx, d)
+	err = c.greet(ctx, d)
 	if err == nil {
 		c.cat.load(ctx, c.declared(), d.before)
 		err = context.Cause(ctx)
 	}
-	if c.ctx.Err() != nil {
+	if c.ctx.Err() != nil && !errors.Is(err, errProbed) {
 		err = context.Cause(c.ctx) // why the handshake got no answer
 	}
 	if err != nil {
@@ -204,7 +210,7 @@ func (c *connection) shakeHands(ctx context.Context, d dialed) error {
 }
 
 func parseHandshake(raw []byte) (*Handshake, error) {
-	h := &Handshake{Result: raw}
+	h := &Handshake{Result: raw, Era: era.Legacy}
 	if len(raw) == 0 || raw[0] != '{' {
 		return nil, errors.New("the result is no object")
 	}
@@ -245,11 +251,23 @@ func (c *connection) declared() []Kind {
 }
 
 func (c *connection) fetchPage(ctx context.Context, k Kind, cursor []byte) ([]byte, error) {
-	params := []byte("{}")
+	params := c.params()
 	if cursor != nil {
-		params = append(append([]byte(`{"cursor":`), cursor...), '}')
+		member := append([]byte(`{"cursor":`), cursor...)
+		if c.meta != nil {
+			member = append(member, ',')
+		}
+		params = append(member, params[1:]...)
 	}
 	return c.request(ctx, kindInfo[k].method, params)
+}
+
+// params are those of a request of our own.
+func (c *connection) params() []byte {
+	if c.meta == nil {
+		return []byte("{}")
+	}
+	return append(append([]byte(`{"_meta":{`), c.meta...), "}}"...)
 }
 
 // RPCError is a JSON-RPC error with which a server answered a request of ours.
@@ -269,24 +287,56 @@ func (e *RPCError) Error() string {
 
 // request makes a call of roundhouse's own and returns the raw result.
 func (c *connection) request(ctx context.Context, method string, params []byte) ([]byte, error) {
+	q, err := c.begin(ctx, method, params)
+	if err != nil {
+		return nil, err
+	}
+	return q.wait(ctx, nil)
+}
+
+// ownCall is a call of roundhouse's own.
+type ownCall struct {
+	call *mux.Call
+	out  *ownOutlet
+}
+
+// begin sends a call of roundhouse's own.
+func (c *connection) begin(ctx context.Context, method string, params []byte) (ownCall, error) {
 	f, err := wire.Parse(wire.NewRequest([]byte("0"), method, params))
 	if err != nil {
-		return nil, fmt.Errorf("make a %s request: %w", method, err)
+		return ownCall{}, fmt.Errorf("make a %s request: %w", method, err)
 	}
 	out := &ownOutlet{make(chan mux.Pieces, 1), make(chan error, 1)}
 	call, err := c.mux.Begin(nil, f, wire.Routing{}, out)
 	if err != nil {
-		return nil, err
+		return ownCall{}, err
 	}
-	_ = c.link.Send(ctx, call.Message) // the end of ctx is seen below, and that of the link fails the call
+	_ = c.link.Send(ctx, call.Message) // the end of ctx is seen by wait, and that of the link fails the call
+	return ownCall{call, out}, nil
+}
+
+// errSilent means that a server has not answered in time, but may do so yet.
+var errSilent = errors.New("the server has not answered yet")
+
+// wait returns the raw result. When ctx ends the call does; when silence comes it goes on.
+func (q ownCall) wait(ctx context.Context, silence <-chan time.Time) ([]byte, error) {
 	select {
-	case p := <-out.answer:
+	case p := <-q.out.answer:
 		return resultOf(p)
-	case err := <-out.failure:
+	case err := <-q.out.failure:
 		return nil, err
+	case <-silence:
+		return nil, errSilent
 	case <-ctx.Done():
-		call.Fail(fault.New(fault.CallTimeout, "roundhouse no longer waits"))
+		q.call.Fail(fault.New(fault.CallTimeout, "roundhouse no longer waits"))
 		return nil, context.Cause(ctx)
+	}
+}
+
+// cancelCall tells the transport that nobody waits for a call any more.
+func (c *connection) cancelCall(m *upstream.Message) {
+	if l, ok := c.link.(eraLink); ok {
+		l.Cancel(m)
 	}
 }
 
@@ -328,6 +378,7 @@ func (c *connection) do(ctx context.Context, p mux.Peer, f wire.Frame, r wire.Ro
 	if call == nil {
 		return nil, err
 	}
+	c.mirror(call, f, r)
 	if timed != nil {
 		timed.start(call, c.server)
 	}

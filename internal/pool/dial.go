@@ -63,6 +63,7 @@ type carrier interface {
 	Run(h upstream.Handler) error
 	Abort(err error)
 	Close(ctx context.Context)
+	Cancel(m *upstream.Message)
 }
 
 // remoteLink is a server elsewhere.
@@ -74,6 +75,13 @@ type remoteLink struct {
 
 // Post implements Link.
 func (l *remoteLink) Post(m *upstream.Message) { _ = l.carrier.Post(m) } // a link that ended has nobody to tell
+
+// Modern implements eraLink; a transport of the older era only has nothing to switch.
+func (l *remoteLink) Modern(version string) {
+	if c, ok := l.carrier.(interface{ Modern(version string) }); ok {
+		c.Modern(version)
+	}
+}
 
 // Facts implements Link.
 func (l *remoteLink) Facts() LinkFacts { return LinkFacts{Started: l.since} }

@@ -2,9 +2,11 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
@@ -104,7 +106,7 @@ func (p *Pool) tellLostLocked(e *entry, err *fault.Error) {
 // spawnLocked makes an entry and dials it. One with an owner is unpooled.
 func (p *Pool) spawnLocked(identity string, w Want, owner *Holder) *entry {
 	e := &entry{
-		id: identity, identity: identity, name: w.Server.Name, server: w.Server, capabilities: w.Capabilities, workspace: w.Workspace, owner: owner,
+		id: identity, identity: identity, name: w.Server.Name, server: w.Server, capabilities: w.Capabilities, workspace: w.Workspace, tongue: w.tongue, owner: owner,
 		created: time.Now(), state: Spawning, generation: 1, ready: make(chan struct{}), atts: map[*Attachment]struct{}{},
 	}
 	if !w.Server.ShareAcrossPrincipals {
@@ -143,16 +145,22 @@ func (p *Pool) dialLocked(e *entry) {
 	base, stop := context.WithCancelCause(context.Background())
 	e.stop = stop
 	p.dials[e]++
-	generation, before := e.generation, e.before
+	generation, before, tongue := e.generation, e.before, e.tongue
 	p.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(base, e.server.StartTimeout)
 		defer cancel()
-		c, err := open(ctx, dialed{
-			server: e.server, generation: generation, capabilities: e.capabilities, workspace: e.workspace, sole: e.owner != nil,
+		d := dialed{
+			server: e.server, generation: generation, capabilities: e.capabilities, workspace: e.workspace, tongue: tongue, sole: e.owner != nil,
 			before: before, dial: p.cfg.Dial, clientInfo: p.clientInfo,
 			lost:    func(c *connection) { p.lost(e, c) },
 			changed: func(c *connection, k Kind) { p.listChanged(e, c, k) },
-		})
+		}
+		c, err := open(ctx, d)
+		if errors.Is(err, errProbed) {
+			p.discard(e, c, err)
+			d.tongue.era, d.tongue.fixed = era.Legacy, true
+			c, err = open(ctx, d)
+		}
 		switch taken := p.dialEnded(e, generation, c, err); {
 		case taken && c.ctx.Err() != nil:
 			p.lost(e, c) // it ended before it was ours to lose
@@ -183,6 +191,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 	}
 	e.err = err
 	if err != nil {
+		p.learnFromLocked(e, nil, err)
 		if c != nil {
 			p.dying[c] = e
 		}
@@ -197,6 +206,14 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		}
 		p.failLocked(e)
 		p.tellLostLocked(e, fault.Of(err))
+		return false
+	}
+	if !p.learnFromLocked(e, c, nil) {
+		p.dying[c] = e
+		e.err = errMoved
+		close(e.ready)
+		p.setLocked(e, Closed)
+		p.removeLocked(e)
 		return false
 	}
 	renewed := e.state == Recovering
@@ -291,6 +308,15 @@ func (p *Pool) endLocked(e *entry, c *connection, reason error) {
 		p.bury(e, c)
 		p.resume(e, generation)
 	})
+}
+
+// discard ends a connection that never became the entry's.
+func (p *Pool) discard(e *entry, c *connection, reason error) {
+	p.mu.Lock()
+	p.dying[c] = e
+	p.mu.Unlock()
+	c.end(reason)
+	p.bury(e, c)
 }
 
 // keptOutput is how many lines of a dead connection's output are kept with its entry.

@@ -106,8 +106,11 @@ type script struct {
 	dialErr   error
 	failArg   string // servers with this first argument are refused
 	initDelay time.Duration
-	silent    bool // initialize is never answered
-	stillborn bool // it ends instead of answering initialize
+	silent    bool   // initialize is never answered
+	modern    bool   // it has the newer era, too
+	noLegacy  bool   // it refuses initialize
+	noProbe   string // what a server without the newer era does when it is asked: "" is an error, else "silence" or "exit"
+	stillborn bool   // it ends instead of answering initialize
 	linger    time.Duration
 	ignores   []string // methods that it does not answer
 	refuses   []string // methods that it does not know
@@ -128,7 +131,7 @@ func (s *script) get() script {
 	defer s.mu.Unlock()
 	return script{
 		dialDelay: s.dialDelay, deaf: s.deaf, dialErr: s.dialErr, failArg: s.failArg, initDelay: s.initDelay, silent: s.silent, stillborn: s.stillborn,
-		linger: s.linger, ignores: s.ignores, refuses: s.refuses, caps: s.caps, tools: s.tools, list: s.list, output: s.output,
+		modern: s.modern, noLegacy: s.noLegacy, noProbe: s.noProbe, linger: s.linger, ignores: s.ignores, refuses: s.refuses, caps: s.caps, tools: s.tools, list: s.list, output: s.output,
 	}
 }
 
@@ -277,9 +280,27 @@ func (p *proc) handle(f wire.Frame) {
 			return
 		}
 		p.sleep(s.initDelay)
-		if !s.silent {
+		switch {
+		case s.silent:
+		case s.noLegacy:
+			p.say(string(wire.ErrorReply(f.ID(), []byte(`{"code":-32022,"message":"no","data":{"supported":["2026-07-28"],"requested":"2025-11-25"}}`))))
+		default:
 			p.result(f, `{"protocolVersion":"2025-11-25","capabilities":`+s.caps+`,"serverInfo":{"name":"script","version":"1"}}`)
 		}
+	case wire.Discover:
+		switch {
+		case s.modern:
+			p.sleep(s.initDelay)
+			p.result(f, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":`+s.caps+`,"ttlMs":0,"cacheScope":"public"}`)
+		case s.noProbe == "exit":
+			p.die("exit status 4")
+		case s.noProbe == "":
+			p.say(string(wire.ErrorReply(f.ID(), wire.ErrorObject(wire.MethodNotFound, "unknown method"))))
+		}
+	case wire.SubscriptionsListen:
+		var params struct{ Notifications json.RawMessage }
+		_ = json.Unmarshal(f.Params(), &params)
+		p.say(fmt.Sprintf(`{"jsonrpc":"2.0","method":%q,"params":{"_meta":{%q:%s},"notifications":%s}}`, wire.Acknowledged, wire.MetaSubscription, f.ID(), params.Notifications))
 	case wire.ToolsCall:
 		var params struct{ Name string }
 		_ = json.Unmarshal(f.Params(), &params)

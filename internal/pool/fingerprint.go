@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/era"
 	"roundhouse/internal/secret"
 )
 
@@ -41,7 +42,9 @@ type identity struct {
 	Audience     string
 	Account      string
 	Principal    string
-	Capabilities string
+	Era          era.Era
+	EraSetting   config.Era
+	Capabilities string // of the older era, which declares them once
 	Workspace    string // the server is told of it as its root
 }
 
@@ -85,8 +88,12 @@ func fingerprint(key []byte, w Want) string {
 		AuthProvider: s.AuthProviderType,
 		Audience:     s.TargetAudience,
 		Account:      s.TargetServiceAccount,
-		Capabilities: string(w.Capabilities),
+		Era:          w.Era,
+		EraSetting:   s.Era,
 		Workspace:    w.Workspace,
+	}
+	if w.Era != era.Modern {
+		id.Capabilities = string(w.Capabilities)
 	}
 	for name, value := range s.Headers {
 		id.Headers[strings.ToLower(name)] = value.Reveal()

@@ -22,7 +22,7 @@ func fullServer() *config.Server {
 		Env:     map[string]secret.String{"A": secret.New("1"), "B": secret.New("2")},
 		URL:     secret.New("https://search.example/mcp"),
 		Headers: map[string]secret.String{"Authorization": secret.New("x"), "X-Chat-Id": secret.New("y")},
-		Sharing: config.Shared, Interactive: config.Auto,
+		Sharing: config.Shared, Interactive: config.Auto, Era: config.EraAuto,
 		StartTimeout: time.Minute, CallTimeout: time.Minute, CloseEOFWait: 1, CloseTermWait: 2, CloseKillWait: 3,
 		OAuth: config.OAuth{Enabled: true, ClientID: "id", ClientSecret: secret.New("hidden"), Scopes: []string{"r", "w"}, Audiences: []string{"u", "v"}},
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
@@ -19,7 +20,7 @@ import (
 // which a call began does not count: what becomes of calls is callTimeout's matter.
 func (c *connection) watch() {
 	h := c.server.Health
-	misses, ponged, question := 0, false, wire.Ping
+	misses, ponged, question := 0, false, c.question()
 	heard := c.heard.Load()
 	for {
 		select {
@@ -36,14 +37,14 @@ func (c *connection) watch() {
 		}
 		lastCall := c.mux.LastCall()
 		ctx, cancel := context.WithTimeout(c.ctx, h.Timeout)
-		_, err := c.request(ctx, question, []byte("{}"))
+		_, err := c.request(ctx, question, c.params())
 		cancel()
 		switch {
 		case c.ctx.Err() != nil:
 			return
 		case alive(err):
 			misses = 0
-			ponged = ponged || question == wire.Ping
+			ponged = ponged || question == c.question()
 		case c.heard.Load() != heard:
 			misses = 0
 		case c.mux.LastCall().Equal(lastCall):
@@ -64,6 +65,14 @@ func (c *connection) watch() {
 			}
 		}
 	}
+}
+
+// question is what a server is asked for a sign of life; the newer era has no ping.
+func (c *connection) question() string {
+	if c.hand.Era == era.Modern {
+		return wire.Discover
+	}
+	return wire.Ping
 }
 
 // alive reports whether a question had an answer, of whatever kind.

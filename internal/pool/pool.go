@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/era"
 	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
@@ -72,6 +73,7 @@ type Pool struct {
 	circuits map[string]*circuit // by identity, of shared servers that failed a moment ago
 	swept    time.Time           // when circuits was last looked through
 	pardons  map[string]uint64   // server name → how often its failures were forgiven
+	verdicts map[string]verdict  // what is known of servers, by names.server
 	unpooled uint64
 	drained  bool
 	report   DrainReport // of what ended since drained was set
@@ -93,7 +95,7 @@ func New(cfg Config) *Pool {
 	}
 	p := &Pool{cfg: cfg, key: key, clientInfo: info,
 		entries: map[string]*entry{}, dying: map[*connection]*entry{}, dials: map[*entry]int{}, next: map[string]int{},
-		circuits: map[string]*circuit{}, pardons: map[string]uint64{},
+		circuits: map[string]*circuit{}, verdicts: map[string]verdict{}, pardons: map[string]uint64{},
 		budget: budget{refused: map[string]Refusal{}, warned: map[limit]bool{}}}
 	p.hurry, p.hurryNow = context.WithCancelCause(context.Background())
 	return p
@@ -125,6 +127,7 @@ type entry struct {
 	conn atomic.Pointer[connection] // of an active or draining entry; written with Pool.mu held
 
 	state      State
+	tongue     tongue // constant once somebody is attached
 	generation uint64
 	ready      chan struct{} // closed when the first dial, or the recovery, has ended
 	stop       context.CancelCauseFunc
@@ -149,7 +152,13 @@ type Want struct {
 	Principal    string
 	Capabilities []byte // to declare upstream: a canonical JSON object
 	Workspace    string // the session's, for roots, if the server depends on it; else ""
-	Listener     Listener
+	// Era is that of the client. The connection speaks it if the server does, else the
+	// other; in the newer one it declares no capabilities. "" is the older.
+	Era      era.Era
+	Only     bool // rather than the other era, the error ErrOtherEra
+	Listener Listener
+
+	tongue tongue // decided by Acquire
 }
 
 // Listener hears what happens to a connection that its session is attached to.
@@ -193,10 +202,7 @@ var ErrReleased = errors.New("the session has ended or gone dormant")
 // is over the budget (B2), ErrReleased, or the cause of ctx.
 func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 	p := h.pool
-	identity, id := w.Server.Name+"::"+fingerprint(p.key, w), ""
-	if w.Server.Sharing == config.Shared {
-		id = identity
-	}
+	names := p.namesOf(w)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var mine *entry // an unpooled entry is found through its holder only
@@ -208,22 +214,27 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 		if h.released {
 			return nil, ErrReleased
 		}
-		e := mine
-		if id != "" {
-			e = p.entries[id]
+		var err error
+		if w.tongue, err = p.tongueLocked(w, names); err != nil {
+			return nil, err
+		}
+		e, identity := mine, w.tongue.identity(w.Server.Name)
+		owner := h
+		if w.Server.Sharing == config.Shared {
+			e, owner = p.entries[identity], nil
 		}
 		if e == nil || e.state.terminal() && mine == nil {
-			var owner *Holder
-			if id == "" {
-				owner = h
-			}
 			if err := p.refusalLocked(w.Server.Name, identity, owner); err != nil {
 				return nil, err
 			}
-			if err := p.admitLocked(w.Server); err != nil {
+			switch err := p.admitLocked(w.Server); {
+			case err == nil:
+				e = p.spawnLocked(identity, w, owner)
+			case p.otherLocked(w) != nil:
+				e = p.otherLocked(w) // the other era is better than nothing
+			default:
 				return nil, err
 			}
-			e = p.spawnLocked(identity, w, owner)
 			if owner != nil {
 				mine = e
 			}
@@ -254,7 +265,7 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 		if err := p.waitLocked(ctx, h, e); err != nil {
 			return nil, err
 		}
-		if e.state.terminal() && e.err != nil {
+		if e.state.terminal() && e.err != nil && e.err != errMoved {
 			return nil, e.err // the dial that we waited for failed: the same error for all
 		}
 		waited = true

@@ -127,7 +127,7 @@ func (p *Pool) restartLocked(e *entry) *entry {
 	switch e.state {
 	case Failed, Closed:
 		if e.owner == nil {
-			e = p.spawnLocked(e.identity, Want{Server: e.server, Principal: e.principal, Capabilities: e.capabilities, Workspace: e.workspace}, nil)
+			e = p.spawnLocked(e.identity, Want{Server: e.server, Principal: e.principal, Capabilities: e.capabilities, Workspace: e.workspace, tongue: e.tongue}, nil)
 			e.restart = time.Now()
 		}
 	case Active, Draining:

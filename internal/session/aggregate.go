@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
@@ -18,13 +19,13 @@ import (
 func (s *Session) aggregate(k *call, f wire.Frame, r wire.Routing) {
 	switch f.Method {
 	case wire.ToolsList:
-		s.mergedList(k, pool.Tools)
+		s.mergedList(k, pool.Tools, f.Method)
 	case wire.PromptsList:
-		s.mergedList(k, pool.Prompts)
+		s.mergedList(k, pool.Prompts, f.Method)
 	case wire.ResourcesList:
-		s.mergedList(k, pool.Resources)
+		s.mergedList(k, pool.Resources, f.Method)
 	case wire.ResourcesTemplatesList:
-		s.mergedList(k, pool.Templates)
+		s.mergedList(k, pool.Templates, f.Method)
 	case wire.ToolsCall:
 		s.byName(k, pool.Tools, f, r)
 	case wire.PromptsGet:
@@ -61,6 +62,7 @@ func (s *Session) members(c *Client) ([]*binding, error) {
 type part struct {
 	b       *binding
 	listing *pool.Listing
+	spoken  era.Era // by the server
 }
 
 // gather reads one list of every server at the same time. A server that is slower
@@ -78,10 +80,10 @@ func (s *Session) gather(c *Client, kind pool.Kind) ([]part, error) {
 	for i, b := range bindings {
 		wg.Go(func() {
 			parts[i].b = b
-			l, err := listOf(ctx, b, kind)
+			l, spoken, err := listOf(ctx, b, kind)
 			switch {
 			case err == nil:
-				parts[i].listing = l
+				parts[i].listing, parts[i].spoken = l, spoken
 			case ctx.Err() != nil && s.ctx.Err() == nil:
 				s.tellWhenThere(c, b, kind)
 			case fault.Is(err, fault.BudgetExhausted): // the pool tells of all whom it refuses
@@ -115,7 +117,7 @@ func (s *Session) tellWhenThere(c *Client, b *binding, kind pool.Kind) {
 		return
 	}
 	s.m.spawn(func() {
-		_, err := listOf(s.ctx, b, kind)
+		_, _, err := listOf(s.ctx, b, kind)
 		c.mu.Lock()
 		delete(c.awaited, b)
 		c.mu.Unlock()
@@ -126,7 +128,7 @@ func (s *Session) tellWhenThere(c *Client, b *binding, kind pool.Kind) {
 }
 
 // mergedList answers a list request with what all servers have.
-func (s *Session) mergedList(k *call, kind pool.Kind) {
+func (s *Session) mergedList(k *call, kind pool.Kind, method string) {
 	parts, err := s.gather(k.c, kind)
 	if err != nil {
 		k.fail(err)
@@ -137,6 +139,9 @@ func (s *Session) mergedList(k *call, kind pool.Kind) {
 	for _, p := range parts {
 		if p.listing == nil {
 			continue
+		}
+		if p.spoken == era.Modern && k.c.era() == era.Legacy {
+			p.listing = olderListing(p.listing, kind)
 		}
 		for _, it := range p.listing.Items {
 			public := publicKey(kind, p.b.name, it.Key, taken)
@@ -151,7 +156,7 @@ func (s *Session) mergedList(k *call, kind pool.Kind) {
 			merged.Items = append(merged.Items, it)
 		}
 	}
-	k.result(merged.Result(kind))
+	k.result(listed(merged, kind, method, k.c.era(), era.Legacy))
 }
 
 // publicKey is the key of an item in the aggregate. URIs stay as they are; where two
@@ -200,7 +205,7 @@ func (s *Session) resolveName(c *Client, kind pool.Kind, public string) (*bindin
 		if !mayBe(public, b.name) {
 			continue
 		}
-		l, err := listOf(s.ctx, b, kind)
+		l, _, err := listOf(s.ctx, b, kind)
 		if err != nil {
 			failed = err
 			continue
@@ -230,7 +235,7 @@ func (s *Session) levelForAll(k *call, f wire.Frame) {
 	}
 	r, err := f.Routing()
 	if err == nil && !mux.IsLevel(r.Level.Of(f.Raw)) {
-		err = &wire.ParseFailure{Code: wire.InvalidParams, Message: "params.level must be debug, info, notice, warning, error, critical, alert or emergency"}
+		err = errNoLevel
 	}
 	if err != nil {
 		k.fail(err)

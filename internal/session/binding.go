@@ -3,11 +3,13 @@ package session
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
@@ -16,7 +18,11 @@ import (
 
 // bindKey tells a session's bindings apart: clients that declare different
 // capabilities, or whose headers go to the server, do not share a connection (M3, K1).
-type bindKey struct{ server, capabilities, forwarded string }
+type bindKey struct {
+	server, capabilities, forwarded string
+	era                             era.Era
+	only                            bool
+}
 
 // binding is a session's use of one server. It survives the loss of the connection,
 // and the session's sleep: the next call attaches anew.
@@ -26,6 +32,8 @@ type binding struct {
 	name         string // of the server
 	capabilities []byte
 	variant      func(*config.Server) *config.Server // the server as the binding's clients use it
+	era          era.Era                             // of the clients
+	only         bool                                // the server must speak it
 
 	mu       sync.Mutex
 	server   *config.Server // as the next acquire wants it; nil if it is not to be used any more
@@ -55,14 +63,14 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	case server.Sharing == config.Shared:
 		capabilities = c.shareable
 	}
-	k := bindKey{server.Name, string(capabilities), c.forwarded(server)}
+	k := bindKey{server.Name, string(capabilities), c.forwarded(server), c.era(), c.nameless() && server.Sharing != config.Shared}
 	if b := s.bindings[k]; b != nil {
 		return b, nil
 	}
 	if s.holder == nil { // it has ended, or it is dormant and this is no request
 		return nil, cmp.Or(s.cause, errEnded)
 	}
-	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}}
+	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, era: k.era, only: k.only, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}}
 	s.bindings[k] = b
 	s.order = append(s.order, b)
 	return b, nil
@@ -179,11 +187,14 @@ func (b *binding) tryAcquire(server *config.Server) (*pool.Holder, *pool.Attachm
 	if err != nil {
 		return nil, nil, fault.New(fault.BadRequest, "%w", err)
 	}
-	w := pool.Want{Server: resolved, Principal: b.s.principal, Capabilities: b.capabilities, Listener: b}
+	w := pool.Want{Server: resolved, Principal: b.s.principal, Capabilities: b.capabilities, Era: b.era, Only: b.only, Listener: b}
 	if server.NeedsWorkspace() {
 		w.Workspace = b.s.workspace
 	}
 	att, err := holder.Acquire(b.s.ctx, w)
+	if errors.Is(err, pool.ErrOtherEra) {
+		err = &pool.RPCError{Object: era.UnsupportedVersion(wire.Version20260728, wire.LegacyVersions)}
+	}
 	return holder, att, err
 }
 
@@ -320,6 +331,7 @@ type peer struct {
 
 	mu    sync.Mutex
 	level []byte            // params of the last logging/setLevel
+	logs  []byte            // the level in them, a JSON string
 	uris  map[string]string // subscribed to, each with the name that the client knows it by
 }
 
@@ -359,7 +371,7 @@ func (p *peer) shown(frame mux.Pieces) mux.Pieces {
 func (p *peer) Ask(a *mux.Ask, out mux.Outlet) { p.c.ask(a, out) }
 
 // Unask implements mux.Peer.
-func (p *peer) Unask(a *mux.Ask) { p.c.unask(a) }
+func (p *peer) Unask(a *mux.Ask) { p.c.takeBack(a) }
 
 // do sends a request of the client. A client that left meanwhile, or whose session
 // gave the connection back, has left nothing there.
@@ -389,7 +401,7 @@ func (p *peer) remember(f wire.Frame, r wire.Routing, uri string) {
 	defer p.mu.Unlock()
 	switch f.Method {
 	case wire.LoggingSetLevel:
-		p.level = slices.Clone(f.Params())
+		p.level, p.logs = slices.Clone(f.Params()), slices.Clone(r.Level.Of(f.Raw))
 	case wire.ResourcesSubscribe, wire.ResourcesUnsubscribe:
 		own, err := wire.Text(r.URI.Of(f.Raw))
 		if err != nil {
@@ -414,7 +426,7 @@ func (p *peer) rejoin(att *pool.Attachment) {
 	}
 	p.mu.Lock()
 	var again [][]byte
-	if p.level != nil {
+	if p.level != nil && att.Era() == era.Legacy { // in the newer one each request says it
 		again = append(again, wire.NewRequest([]byte("0"), wire.LoggingSetLevel, p.level))
 	}
 	for uri := range p.uris {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
@@ -39,6 +40,7 @@ type Client struct {
 	shareable    []byte                   // the same without what a shared connection cannot keep
 	header       map[string]secret.String // of its initialize request, what any server wants forwarded
 	info         string                   // name and version of the client, for people
+	clientInfo   []byte                   // what it says of itself in initialize: a JSON object; nil for a visitor
 	created      time.Time
 	stream       Stream
 	visitor      *visitor // nil for a client with a handshake
@@ -138,23 +140,30 @@ func (c *Client) readHello(f wire.Frame) error {
 	var p struct {
 		ProtocolVersion string          `json:"protocolVersion"`
 		Capabilities    json.RawMessage `json:"capabilities"`
-		ClientInfo      struct {
-			Name    string `json:"name"`
-			Version string `json:"version"`
-		} `json:"clientInfo"`
+		ClientInfo      json.RawMessage `json:"clientInfo"`
+	}
+	var info struct {
+		Name    string `json:"name"`
+		Version string `json:"version"`
 	}
 	if err := json.Unmarshal(f.Params(), &p); err != nil {
 		return &fault.Error{Reason: fault.BadRequest, Message: "the params of initialize cannot be read: " + err.Error()}
+	}
+	if len(p.ClientInfo) > 0 {
+		if err := json.Unmarshal(p.ClientInfo, &info); err != nil {
+			return &fault.Error{Reason: fault.BadRequest, Message: "the clientInfo in initialize cannot be read: " + err.Error()}
+		}
 	}
 	version := p.ProtocolVersion
 	if !slices.Contains(wire.LegacyVersions, version) {
 		version = wire.LegacyVersions[0]
 	}
 	c.version.Store(&version)
-	c.info = p.ClientInfo.Name
-	if p.ClientInfo.Version != "" {
-		c.info += "/" + p.ClientInfo.Version
+	c.info = info.Name
+	if info.Version != "" {
+		c.info += "/" + info.Version
 	}
+	c.keepInfo(p.ClientInfo, info.Name, info.Version)
 	var err error
 	if c.capabilities, err = canonical(p.Capabilities, true); err == nil {
 		c.shareable, err = canonical(p.Capabilities, false)
@@ -256,6 +265,9 @@ func (c *Client) serverHandshake(ctx context.Context, server *config.Server) ([]
 	if err != nil {
 		return nil, err
 	}
+	if h.Era == era.Modern {
+		return era.Initialized(h.Result, c.Version(), server.Name)
+	}
 	if h.Version <= c.Version() { // versions are dates
 		c.version.Store(&h.Version)
 		return h.Result, nil
@@ -354,9 +366,18 @@ func (c *Client) end(why *fault.Error) {
 	}
 }
 
+// question is a server's request to a client, of either era.
+type question interface {
+	Answer(f wire.Frame)             // takes the client's response
+	Fail(code int, message string)   // says that there will be none
+	Progress(frame []byte)           // takes the client's progress, with the server's token
+	Withdrawal(id []byte) mux.Pieces // tells the client that nobody waits any more
+}
+
 // asked is a server's request that waits for the client's answer.
 type asked struct {
-	ask   *mux.Ask
+	ask   question
+	frame wire.Frame // the request as the server sent it
 	id    []byte
 	timer *time.Timer
 }
@@ -374,7 +395,13 @@ func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
 		a.Fail(wire.MethodNotFound, "the client speaks "+wire.Version20260728+", in which it cannot be asked during a call; roundhouse does not bridge that yet")
 		return
 	}
-	r, err := a.Frame.Routing()
+	c.put(a, a.Frame, out)
+}
+
+// put puts a question to the client, on the stream of the call during which it came, or
+// with a nil out on its standing one.
+func (c *Client) put(a question, f wire.Frame, out mux.Outlet) {
+	r, err := f.Routing()
 	if err != nil {
 		a.Fail(wire.InvalidParams, err.Error())
 		return
@@ -387,7 +414,7 @@ func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
 	}
 	c.asks++
 	id := strconv.AppendUint(nil, c.asks, 10)
-	w := &asked{ask: a, id: id}
+	w := &asked{ask: a, frame: f, id: id}
 	if limit := c.session.m.live.Load().InteractiveTimeout; limit > 0 {
 		w.timer = time.AfterFunc(limit, func() { c.askExpired(w, limit) })
 	}
@@ -396,13 +423,13 @@ func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
 	}
 	c.asked[string(id)] = w
 	c.mu.Unlock()
-	frame := mux.Replace(a.Frame.Raw, a.Frame.IDSpan, id)
+	frame := mux.Replace(f.Raw, f.IDSpan, id)
 	if r.ProgressToken.Present() {
-		edits := []wire.Edit{{At: a.Frame.IDSpan, With: id}, {At: r.ProgressToken, With: id}}
-		if r.ProgressToken.Start < a.Frame.IDSpan.Start {
+		edits := []wire.Edit{{At: f.IDSpan, With: id}, {At: r.ProgressToken, With: id}}
+		if r.ProgressToken.Start < f.IDSpan.Start {
 			edits[0], edits[1] = edits[1], edits[0]
 		}
-		frame = mux.Pieces{wire.Splice(nil, a.Frame.Raw, edits...)}
+		frame = mux.Pieces{wire.Splice(nil, f.Raw, edits...)}
 	}
 	if out != nil {
 		out.Note(frame)
@@ -430,8 +457,8 @@ func (c *Client) askExpired(w *asked, limit time.Duration) {
 	}
 }
 
-// unask tells the client that nobody waits for its answer any more.
-func (c *Client) unask(a *mux.Ask) {
+// takeBack tells the client that nobody waits for its answer any more.
+func (c *Client) takeBack(a question) {
 	c.mu.Lock()
 	var found *asked
 	for id, w := range c.asked {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
@@ -105,8 +106,10 @@ func (k *call) result(raw []byte) { k.Done(mux.Pieces{wire.Result(k.id, raw)}) }
 
 func (k *call) fail(err error) { k.Done(failure(k.id, err)) }
 
-// failure is the error answer to a request. A server's own error object passes
+// Failure is the error answer to a request. A server's own error object passes
 // unchanged.
+func Failure(id []byte, err error) mux.Pieces { return failure(id, err) }
+
 func failure(id []byte, err error) mux.Pieces {
 	if rpc, ok := errors.AsType[*pool.RPCError](err); ok {
 		return mux.Pieces{wire.ErrorReply(id, rpc.Object)}
@@ -153,11 +156,10 @@ func (k *call) cancel(f wire.Frame, at wire.Span) {
 	k.mu.Lock()
 	mc := k.mc
 	k.mu.Unlock()
-	if mc != nil {
-		mc.Cancel(f, at) // through Done, if it was still open
-		return
+	if mc != nil && mc.Cancel(f, at) {
+		return // through Done
 	}
-	k.Done(mux.Pieces{}) // not at a connection yet; forward sees that it is done
+	k.Done(mux.Pieces{}) // not at a connection yet, which forward sees, or not any more
 }
 
 func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
@@ -257,24 +259,26 @@ func (s *Session) single(k *call, f wire.Frame, r wire.Routing) {
 		return
 	}
 	b.peer(k.c)
-	listing, err := listOf(s.ctx, b, kind)
+	listing, spoken, err := listOf(s.ctx, b, kind)
 	switch {
 	case err != nil:
 		k.fail(err)
 	case listing == nil: // not declared: the server says what it thinks of that
 		s.forward(k, b, f, r)
 	default:
-		k.result(listing.Result(kind))
+		k.result(listed(listing, kind, f.Method, k.c.era(), spoken))
 	}
 }
 
-// listOf reads a list through an attachment, with a new one if the old is of no use.
-func listOf(ctx context.Context, b *binding, kind pool.Kind) (l *pool.Listing, err error) {
+// listOf reads a list through an attachment, with a new one if the old is of no use, and
+// returns the era in which its server speaks.
+func listOf(ctx context.Context, b *binding, kind pool.Kind) (l *pool.Listing, spoken era.Era, err error) {
 	err = b.with(ctx, func(att *pool.Attachment) error {
 		l, err = att.List(ctx, kind)
+		spoken = att.Era()
 		return err
 	})
-	return l, err
+	return l, spoken, err
 }
 
 // with runs f with the live attachment, and once more with a new one when the first
@@ -335,7 +339,7 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 		if err := p.admit(att, f, r); err != nil {
 			return err
 		}
-		mc, err := p.do(att, f, r, k)
+		mc, err := p.cross(att, k, f, r)
 		if mc != nil {
 			k.sent(mc, again)
 		}
@@ -474,11 +478,11 @@ func (s *Session) notification(c *Client, f wire.Frame) {
 
 // progress passes on how far the client is with what the server asked.
 func (a *asked) progress(f wire.Frame, r wire.Routing) {
-	theirs, err := a.ask.Frame.Routing()
+	theirs, err := a.frame.Routing()
 	if err != nil || !theirs.ProgressToken.Present() {
 		return
 	}
-	token := theirs.ProgressToken.Of(a.ask.Frame.Raw)
+	token := theirs.ProgressToken.Of(a.frame.Raw)
 	a.ask.Progress(wire.Splice(nil, f.Raw, wire.Edit{At: r.ProgressOf, With: token}))
 }
 
@@ -497,7 +501,7 @@ func (s *Session) passOn(c *Client, f wire.Frame) {
 		return
 	}
 	att := b.current()
-	if att == nil || f.Method == wire.RootsListChanged && !att.Own() {
+	if att == nil || f.Method == wire.RootsListChanged && (!att.Own() || att.Era() == era.Modern) {
 		return
 	}
 	_ = att.Note(s.ctx, f.Raw) // a lost connection is told of elsewhere

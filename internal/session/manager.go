@@ -116,10 +116,12 @@ func (m *Manager) Serves(scope string) error {
 	return err
 }
 
-// Separates reports whether a scope has a usable server that sessions must not share.
-func (m *Manager) Separates(scope string) bool {
+// Separates reports whether the aggregate has a usable server that sessions must not
+// share, and that is not known to speak the newer era, in which it keeps nothing of
+// them.
+func (m *Manager) Separates(principal string) bool {
 	return slices.ContainsFunc(m.live.Load().Servers, func(s *config.Server) bool {
-		return (scope == "" || s.Name == scope) && s.DisabledReason == "" && s.Sharing != config.Shared
+		return s.DisabledReason == "" && s.Sharing != config.Shared && !m.cfg.Pool.SpeaksModern(pool.Want{Server: s, Principal: principal})
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
@@ -42,8 +43,10 @@ type Visit struct {
 
 // visitor is what a Client has of its Visit.
 type visitor struct {
-	level []byte // params of logging/setLevel, or nil
-	vet   func(tool []byte) error
+	declared []byte // its capabilities as it spelled them: an object
+	unnamed  bool   // it names no session
+	level    []byte // params of logging/setLevel, or nil
+	vet      func(tool []byte) error
 }
 
 // Visit makes the client of one request and enters its session for it. Client.Leave
@@ -56,6 +59,7 @@ func (m *Manager) Visit(v Visit) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.visitor.unnamed = v.Session == ""
 	c.session, err = m.open(v.Principal, v.Session, statelessID(c.capabilities), v.Workspace)
 	if err != nil {
 		return nil, err
@@ -107,7 +111,7 @@ func newVisitor(v Visit) (*Client, error) {
 	}
 	c := &Client{
 		id: NewID(), scope: v.Scope, capabilities: capabilities, shareable: capabilities, info: v.Info,
-		created: time.Now(), stream: v.Stream, calls: map[string]*call{}, visitor: &visitor{vet: v.Vet},
+		created: time.Now(), stream: v.Stream, calls: map[string]*call{}, visitor: &visitor{declared: v.Capabilities, vet: v.Vet},
 	}
 	if v.LogLevel != nil {
 		c.visitor.level = append(append([]byte(`{"level":`), v.LogLevel...), '}')
@@ -189,6 +193,9 @@ func (c *Client) Leave() {
 	c.settle()
 }
 
+// nameless reports whether nothing tells the client apart from others of its principal.
+func (c *Client) nameless() bool { return c.visitor != nil && c.visitor.unnamed }
+
 // settle ends the client's request, if that has not been done.
 func (c *Client) settle() {
 	if c.entered.CompareAndSwap(true, false) {
@@ -208,7 +215,7 @@ func (p *peer) admit(att *pool.Attachment, f wire.Frame, r wire.Routing) error {
 			return err
 		}
 	}
-	if v.level == nil {
+	if v.level == nil || att.Era() == era.Modern { // in which the request itself says it
 		return nil
 	}
 	h, err := att.Handshake(p.b.s.ctx)
@@ -246,19 +253,21 @@ func newRequest(id []byte, method string, params []byte) (wire.Frame, wire.Routi
 	return f, r, err
 }
 
-// Discover answers server/discover (M3, M8): for one server from its answer to our
-// initialize, for the aggregate with ours. ctx bounds the waiting for a server that
+// Discover answers server/discover (M3, M8): for one server from its answer to our own, or
+// to initialize, for the aggregate with ours. ctx bounds the waiting for a server that
 // starts.
 func (c *Client) Discover(ctx context.Context) ([]byte, error) {
-	hand := c.ownHandshake()
-	if c.scope != "" {
-		_, h, err := c.meet(ctx)
-		if err != nil {
-			return nil, err
-		}
-		hand = h.Result
+	if c.scope == "" {
+		return era.Discovered(c.ownHandshake())
 	}
-	return discovered(hand)
+	_, h, err := c.meet(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case h.Era == era.Modern:
+		return era.Relayed(h.Result), nil
+	}
+	return era.Discovered(h.Result)
 }
 
 // meet attaches to the client's one server.
@@ -278,36 +287,6 @@ func (c *Client) meet(ctx context.Context) (*binding, *pool.Handshake, error) {
 		return err
 	})
 	return b, h, err
-}
-
-// discovered turns the result of an initialize request into one of server/discover.
-func discovered(hand []byte) ([]byte, error) {
-	versions, err := json.Marshal(wire.Versions)
-	if err != nil {
-		panic(err) // strings
-	}
-	out := append(append([]byte(`{"resultType":"complete","supportedVersions":`), versions...), `,"ttlMs":0,"cacheScope":"private"`...)
-	capabilities := noCapabilities
-	for m, err := range wire.Members(hand) {
-		if err != nil {
-			return nil, err
-		}
-		value := m.Value.Of(hand)
-		switch m.Key {
-		case "capabilities":
-			// Legacy tasks are not those of this version, and are not bridged.
-			if capabilities, err = wire.Keep(value, func(key string) bool { return key != "tasks" }); err != nil {
-				return nil, err
-			}
-		case "instructions":
-			out = append(append(out, `,"instructions":`...), value...)
-		case "serverInfo":
-			out = append(append(out, `,"_meta":{"`+wire.MetaServerInfo+`":`...), value...)
-			out = append(out, '}')
-		}
-	}
-	out = append(append(out, `,"capabilities":`...), capabilities...)
-	return append(out, '}'), nil
 }
 
 // Watch is what a client wants to hear of with subscriptions/listen, or will.
@@ -332,9 +311,9 @@ func (c *Client) Listen(ctx context.Context, want Watch) (Watch, error) {
 		if err != nil {
 			return Watch{}, err
 		}
-		granted.Tools = want.Tools && announces(h, "tools")
-		granted.Prompts = want.Prompts && announces(h, "prompts")
-		granted.Resources = want.Resources && announces(h, "resources")
+		granted.Tools = want.Tools && h.Announces("tools")
+		granted.Prompts = want.Prompts && h.Announces("prompts")
+		granted.Resources = want.Resources && h.Announces("resources")
 	}
 	replies := make([]settled, len(want.URIs))
 	for i, uri := range want.URIs {
@@ -359,12 +338,6 @@ func (c *Client) Listen(ctx context.Context, want Watch) (Watch, error) {
 	return granted, nil
 }
 
-// announces reports whether a server says when one of its lists changes.
-func announces(h *pool.Handshake, list string) bool {
-	var v map[string]json.RawMessage
-	return json.Unmarshal(h.Capabilities[list], &v) == nil && string(v["listChanged"]) == "true"
-}
-
 // settled is the outlet of a request of which only the outcome matters; it must have
 // room for that.
 type settled chan bool
@@ -386,7 +359,7 @@ func (s *Session) tellListeners(b *binding, kind pool.Kind) {
 		return
 	}
 	s.m.spawn(func() {
-		_, err := listOf(s.ctx, b, kind)
+		_, _, err := listOf(s.ctx, b, kind)
 		b.mu.Lock()
 		b.awaited = false
 		b.mu.Unlock()

@@ -1,8 +1,9 @@
-package gateway
+package era
 
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -11,8 +12,8 @@ import (
 )
 
 // A tool may mark arguments that its clients repeat in a header, Mcp-Param-{mark}, for
-// those who route by headers. Servers of the older era do not look at them, so what
-// they say is checked here (H1).
+// those who route by headers. What clients say there is checked by us, since servers may
+// be of the older era or behind a pipe; to servers of the newer era we say it anew (H1).
 
 const (
 	paramPrefix = "Mcp-Param-"
@@ -26,9 +27,9 @@ type marked struct {
 	path   []string
 }
 
-// vetParams checks the headers for arguments against a tools/call. The error is a
-// *wire.ParseFailure.
-func vetParams(h http.Header, tool, arguments []byte) error {
+// VetParams checks the headers for arguments against a tools/call. tool is as its server
+// lists it. The error is a *wire.ParseFailure.
+func VetParams(h http.Header, tool, arguments []byte) error {
 	if !bytes.Contains(tool, []byte(paramMark)) {
 		return nil
 	}
@@ -177,4 +178,36 @@ func mirrors(value string, raw []byte) bool {
 	a, err := strconv.ParseFloat(value, 64)
 	b, err2 := strconv.ParseFloat(string(raw), 64)
 	return err == nil && err2 == nil && a == b
+}
+
+// ParamHeaders returns the headers by which a call of a tool repeats its marked arguments,
+// or nil if there are none. Arguments that are absent, null or cannot be mirrored have
+// none.
+func ParamHeaders(tool, arguments []byte) http.Header {
+	if !bytes.Contains(tool, []byte(paramMark)) {
+		return nil
+	}
+	var h http.Header
+	for _, m := range marks(tool) {
+		raw, once := m.find(arguments)
+		if !once || raw == nil || !mirrored(raw) {
+			continue
+		}
+		value := string(raw)
+		switch n, err := strconv.ParseFloat(value, 64); {
+		case raw[0] == '"':
+			text, err := wire.Text(raw)
+			if err != nil {
+				continue
+			}
+			value = wire.HeaderValue(text)
+		case err == nil && strings.ContainsAny(value, ".eE") && n == math.Trunc(n):
+			value = strconv.FormatFloat(n, 'f', -1, 64) // an integer is said without a point
+		}
+		if h == nil {
+			h = http.Header{}
+		}
+		h.Set(m.header, value)
+	}
+	return h
 }
