@@ -36,7 +36,7 @@ const everything = {
     text: `Long running operation completed. Duration: 0.4 seconds, Steps: ${steps}.`,
     progress: Array.from({ length: steps }, (_, k) => [k + 1, steps]),
   }),
-  hold: () => ({ call: ['trigger-long-running-operation', { duration: 20, steps: 1 }] }),
+  hold: () => ({ call: ['trigger-long-running-operation', { duration: 20, steps: 80 }] }),
   ask: {
     sampling: (who) => ({ call: ['trigger-sampling-request', { prompt: who }], text: new RegExp(`${who} heard Resource trigger-sampling-request context: ${who}\\b`) }),
     elicitation: (who) => ({ call: ['trigger-elicitation-request', {}], text: new RegExp(`- Name: ${who}\\b`) }),
@@ -99,7 +99,7 @@ class Cell {
     else assert.equal(got.text, text);
     if (!progress) return;
     let seen; // The Go SDK may hand over the last of it after the result.
-    await until(`${who} has seen progress`, 5_000, async () => (seen = await this.client.progress(who, key)).length >= progress.length);
+    await until(`${who} has seen progress`, 10_000, async () => (seen = await this.client.progress(who, key)).length >= progress.length);
     assert.deepEqual(seen.map((one) => [one.progress, one.total, one.message].slice(0, progress[0].length)), progress, `progress of ${who}`);
   }
 
@@ -120,8 +120,10 @@ class Cell {
       await this.expect(who, count);
       if (i === 1) return this.expect(who, count);
       const held = this.client.call(who, ...this.server.hold(`hold ${who}`).call, 'hold');
-      setTimeout(() => this.client.cancel(who, 'hold'), 150);
-      await assert.rejects(held, /changed my mind|cancel/i);
+      const given = assert.rejects(held, /changed my mind|cancel/i);
+      await until(`the call of ${who} has begun`, 10_000, async () => (await this.client.progress(who, 'hold')).length > 0);
+      await this.client.cancel(who, 'hold');
+      await given;
     });
     await this.each((who) => this.expect(who, this.server.echo(`${who} is still here`)));
     if (!this.server.held) return;

@@ -35,7 +35,14 @@ class TypeScript {
   async open(name, { url, command: [command, ...args] = [] }) {
     const heard = { updated: [], changes: 0, errors: [] };
     const client = this.make(name);
-    client.onerror = (error) => heard.errors.push(String(error));
+    const progress = new Map();
+    client.onerror = (error) => {
+      // On stdio the SDKs handle progress after a result that was read together with it, and do not know its token any more. It
+      // belongs to the call that began last: the tests make one with progress at a time.
+      const late = command && /progress notification for an unknown token: (.*)/.exec(error.message);
+      if (late) [...progress.values()].at(-1).push(JSON.parse(late[1]).params);
+      else heard.errors.push(String(error));
+    };
     this.handle(client, {
       sampling: ({ params }) => ({ model: name, role: 'assistant', content: { type: 'text', text: `${name} heard ${params.messages[0].content.text}` } }),
       elicitation: () => ({ action: 'accept', content: { name } }),
@@ -45,7 +52,7 @@ class TypeScript {
     });
     const transport = url ? new this.HTTP(new URL(url)) : new this.Stdio({ command, args });
     await client.connect(transport, { timeout: 60_000 });
-    const session = { client, transport, heard, calls: new Map(), progress: new Map() };
+    const session = { client, transport, heard, calls: new Map(), progress };
     this.#sessions.set(name, session);
     return this.begin(session);
   }
@@ -55,6 +62,7 @@ class TypeScript {
     const given = new AbortController();
     const seen = [];
     calls.set(key, given);
+    progress.delete(key); // to be the last
     progress.set(key, seen);
     const result = await this.callTool(client, { name: tool, arguments: args }, { signal: given.signal, onprogress: (one) => seen.push(one) });
     return { text: result.content.map(({ text }) => text ?? '').join(''), isError: Boolean(result.isError) };

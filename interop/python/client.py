@@ -90,7 +90,7 @@ class Session:
             case "call":
                 return await self.call(order)
             case "progress":
-                return self.progress[order["key"]]
+                return self.progress.get(order["key"], [])
             case "cancel":
                 self.calls[order["key"]].cancel()
             case "subscribe" if self.modern:

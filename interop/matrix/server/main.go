@@ -110,8 +110,11 @@ func count(ctx context.Context, r *mcp.CallToolRequest, a arguments) (*mcp.CallT
 	return text(a.Mark), nil
 }
 
-// hold waits for its cancellation, and remembers whose it was.
-func (h *held) hold(ctx context.Context, _ *mcp.CallToolRequest, a arguments) (*mcp.CallToolResult, error) {
+// hold says that it has begun, waits for its cancellation, and remembers whose it was.
+func (h *held) hold(ctx context.Context, r *mcp.CallToolRequest, a arguments) (*mcp.CallToolResult, error) {
+	if err := r.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: r.Params.GetProgressToken(), Message: a.Mark}); err != nil {
+		return nil, err
+	}
 	select {
 	case <-ctx.Done():
 		h.mu.Lock()
