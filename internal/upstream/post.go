@@ -17,7 +17,7 @@ func (s *Stdio) Post(m *Message) bool {
 	}
 	s.queue = append(s.queue, m)
 	s.queued += len(m.Bytes)
-	signal(s.wake)
+	s.wakeLocked()
 	return true
 }
 

@@ -58,6 +58,7 @@ type Stdio struct {
 	// Constant after NewStdio.
 	config   StdioConfig
 	deadline deadliner // Out, if its reads can be interrupted by a deadline; else nil
+	direct   *direct   // In, if it can be written to without waiting; else nil
 
 	gate chan struct{} // held by the Send that queues next, so that Sends wait in order
 	wake chan struct{} // tells the writer that something changed
@@ -70,10 +71,13 @@ type Stdio struct {
 
 	closeIn func() error // closes In once, and returns the same error again
 
+	buf []byte // owned by whoever has set writing: what is written
+
 	mu       sync.Mutex
 	running  bool
-	queue    []*Message // not yet given to the writer
-	queued   int        // bytes in queue and in the writer's hands
+	writing  bool       // the writer, or a Send, has taken messages and writes them
+	queue    []*Message // not yet taken
+	queued   int        // bytes in queue and in the hands of who writes
 	closing  bool       // closed is closed
 	stopped  bool       // what is queued is not to be written any more
 	lossErr  error      // set before lost is closed, and constant from then on
@@ -105,6 +109,7 @@ func NewStdio(config StdioConfig) *Stdio {
 		written: make(chan struct{}),
 		closeIn: sync.OnceValue(config.In.Close),
 	}
+	s.direct = newDirect(config.In)
 	// Files that the runtime cannot poll have the method, but refuse it.
 	if d, ok := config.Out.(deadliner); ok && d.SetReadDeadline(time.Time{}) == nil {
 		s.deadline = d
@@ -112,10 +117,10 @@ func NewStdio(config StdioConfig) *Stdio {
 	return s
 }
 
-// Send queues m. It waits only while the queue is full, and never for the pipe
-// itself; those who wait are served in order. Its error is ErrClosed, or the cause of
-// ctx; m was not sent and will not be then. Without an error, m.Sent tells later
-// whether it may have left.
+// Send queues m, or writes it at once if nothing waits and the pipe has room. It waits
+// only while the queue is full, and never for the pipe itself; those who wait are served
+// in order. Its error is ErrClosed, or the cause of ctx; m was not sent and will not be
+// then. Without an error, m.Sent tells later whether it may have left.
 func (s *Stdio) Send(ctx context.Context, m *Message) error {
 	if bytes.IndexByte(m.Bytes, '\n') >= 0 {
 		return errors.New("queue message: it has a line end in it")
@@ -123,42 +128,64 @@ func (s *Stdio) Send(ctx context.Context, m *Message) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("queue message: %w", context.Cause(ctx))
 	}
+	mine, err := s.admit(ctx, m)
+	if mine {
+		s.writeNow(m)
+	}
+	return err
+}
+
+// admit takes m in its turn, once there is room. mine says that the caller is to write it.
+func (s *Stdio) admit(ctx context.Context, m *Message) (mine bool, err error) {
 	select {
 	case s.gate <- struct{}{}:
 		defer func() { <-s.gate }()
 	case <-s.closed:
-		return ErrClosed
+		return false, ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("wait to queue message: %w", context.Cause(ctx))
+		return false, fmt.Errorf("wait to queue message: %w", context.Cause(ctx))
 	}
 	for {
-		if done, err := s.enqueue(m); done {
-			return err
+		if taken, mine, err := s.enqueue(m); taken || err != nil {
+			return mine, err
 		}
 		select {
 		case <-s.room:
 		case <-s.closed:
-			return ErrClosed
+			return false, ErrClosed
 		case <-ctx.Done():
-			return fmt.Errorf("wait to queue message: %w", context.Cause(ctx))
+			return false, fmt.Errorf("wait to queue message: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// enqueue adds m if there is room, and reports whether Send is done.
-func (s *Stdio) enqueue(m *Message) (done bool, err error) {
+// enqueue takes m if there is room: into the queue, or, if it is mine, into the hands of
+// the caller, which saves the detour by way of the writer.
+func (s *Stdio) enqueue(m *Message) (taken, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing {
-		return true, ErrClosed
+		return false, false, ErrClosed
 	}
 	if s.queued > 0 && s.queued+len(m.Bytes) > s.config.QueueBytes {
-		return false, nil
+		return false, false, nil
+	}
+	s.queued += len(m.Bytes)
+	if s.direct != nil && s.running && !s.writing && len(s.queue) == 0 && len(m.Bytes) < writeBytes {
+		s.writing = true
+		return true, true, nil
 	}
 	s.queue = append(s.queue, m)
-	s.queued += len(m.Bytes)
-	signal(s.wake)
-	return true, nil
+	s.wakeLocked()
+	return true, false, nil
+}
+
+// wakeLocked wakes the writer if there may be something for it to do. Whoever writes
+// sees to that at the end.
+func (s *Stdio) wakeLocked() {
+	if !s.writing {
+		signal(s.wake)
+	}
 }
 
 // Run reads the server's output into h until the link ends, and returns why: ErrExited,
@@ -238,7 +265,7 @@ func (s *Stdio) refuseLocked() {
 		s.closing = true
 		close(s.closed)
 	}
-	signal(s.wake)
+	s.wakeLocked()
 }
 
 // stopLocked makes Send refuse, and the writer leave what is queued.
@@ -271,72 +298,98 @@ func (s *Stdio) lose(err error) {
 func (s *Stdio) write() {
 	defer close(s.written)
 	var batch []*Message
-	var buf []byte
 	for {
 		batch = s.take(batch[:0])
 		if len(batch) == 0 {
 			s.closeIn() // The server sees the end of its input, or is gone.
 			return
 		}
-		var err error
-		if buf, err = s.writeBatch(buf[:0], batch); err != nil {
+		if err := s.writeBatch(batch); err != nil {
 			s.writeFailed(err)
 			return
 		}
-		s.give(batch)
+		written := 0
+		for _, m := range batch {
+			written += len(m.Bytes)
+		}
+		s.wrote(written, nil)
 		clear(batch)
 	}
 }
 
 // take moves messages from the queue to batch, at least one and up to writeBytes; it
-// waits for the first. None means that there will be none.
+// waits for the first, and until nobody else writes. None means that there will be none.
 func (s *Stdio) take(batch []*Message) []*Message {
 	for {
 		s.mu.Lock()
 		n, size := 0, 0
-		for n < len(s.queue) && (n == 0 || size+len(s.queue[n].Bytes) <= writeBytes) {
+		for !s.writing && n < len(s.queue) && (n == 0 || size+len(s.queue[n].Bytes) <= writeBytes) {
 			size += len(s.queue[n].Bytes)
 			n++
 		}
 		batch = append(batch, s.queue[:n]...)
 		s.queue = slices.Delete(s.queue, 0, n)
-		closing := s.closing
+		over := s.closing && !s.writing
+		s.writing = s.writing || n > 0
 		s.mu.Unlock()
-		if n > 0 || closing {
+		if n > 0 || over {
 			return batch
 		}
 		<-s.wake
 	}
 }
 
-// give makes room in the queue for as much as was written.
-func (s *Stdio) give(batch []*Message) {
+// wrote is the end of writing: that many bytes have left, and rest is to be written next,
+// unless it is nil.
+func (s *Stdio) wrote(n int, rest *Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, m := range batch {
-		s.queued -= len(m.Bytes)
+	s.writing = false
+	s.queued -= n
+	if rest != nil && !s.stopped {
+		s.queue = slices.Insert(s.queue, 0, rest)
+	}
+	if len(s.queue) > 0 || s.closing {
+		signal(s.wake)
 	}
 	signal(s.room)
 }
 
-// writeBatch writes messages with one write, by way of buf, which it returns for the
-// next; a long one it does not copy.
-func (s *Stdio) writeBatch(buf []byte, batch []*Message) ([]byte, error) {
+// writeBatch writes messages with one write; a long one it does not copy.
+func (s *Stdio) writeBatch(batch []*Message) error {
 	for _, m := range batch {
 		m.sent.Store(true)
 	}
+	s.buf = s.buf[:0]
 	if first := batch[0].Bytes; len(first) > writeBytes { // It came alone.
 		if _, err := s.config.In.Write(first); err != nil {
-			return buf, err
+			return err
 		}
-		_, err := s.config.In.Write(append(buf, '\n'))
-		return buf, err
+	} else {
+		s.buf = append(s.buf, first...)
 	}
-	for _, m := range batch {
-		buf = append(append(buf, m.Bytes...), '\n')
+	for _, m := range batch[1:] {
+		s.buf = append(append(s.buf, '\n'), m.Bytes...)
 	}
-	_, err := s.config.In.Write(buf)
-	return buf, err
+	s.buf = append(s.buf, '\n')
+	_, err := s.config.In.Write(s.buf)
+	return err
+}
+
+// writeNow writes a message of the caller's as far as the pipe has room, and leaves the
+// rest to the writer.
+func (s *Stdio) writeNow(m *Message) {
+	m.sent.Store(true)
+	s.buf = append(append(s.buf[:0], m.Bytes...), '\n')
+	n, err := s.direct.write(s.buf)
+	if err != nil {
+		s.writeFailed(err)
+	}
+	var rest *Message
+	if err == nil && n < len(s.buf) {
+		rest = &Message{Bytes: m.Bytes[n:]}
+	}
+	s.wrote(min(n, len(m.Bytes)), rest)
 }
 
 // writeFailed notes that the server's stdin is broken, unless we closed it.
