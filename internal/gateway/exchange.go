@@ -21,6 +21,9 @@ type exchange struct {
 	call *call
 	me   *reader // stopped when the client reads too slowly, or the daemon ends what stands
 	wake chan struct{}
+	late chan struct{} // tells that the client has waited for the keep-alive interval
+
+	waiting wait // of write
 
 	mu      sync.Mutex
 	held    bool   // notifications wait for the acknowledgement (listening)
@@ -34,7 +37,7 @@ type exchange struct {
 }
 
 func newExchange(g *Gateway, k *call) *exchange {
-	return &exchange{g: g, call: k, me: newReader(), wake: make(chan struct{}, 1)}
+	return &exchange{g: g, call: k, me: newReader(), wake: make(chan struct{}, 1), late: make(chan struct{}, 1)}
 }
 
 // Note implements mux.Outlet. A client that does not read loses its stream (H4).
@@ -139,20 +142,28 @@ func (x *exchange) take() (notes [][]byte, answer mux.Pieces, over bool) {
 // alive (H4).
 func (x *exchange) write(w http.ResponseWriter, r *http.Request) {
 	defer x.drop()
+	patience := &x.g.patience
+	patience.begin(&x.waiting, func() { x.late <- struct{}{} })
+	defer patience.end(&x.waiting)
 	var out *sse.Writer
+	var keep *time.Timer // from begin on
+	var silent <-chan time.Time
 	begin := func() {
 		if out == nil {
+			patience.end(&x.waiting)
 			out = sse.NewWriter(w, x.g.cfg.WriteDeadline)
+			keep = time.NewTimer(x.g.cfg.KeepAlive)
+			silent = keep.C
 		}
 	}
-	keep := time.NewTimer(x.g.cfg.KeepAlive)
-	defer keep.Stop()
 	stopped := x.me.done
 	for {
 		select {
 		case <-x.wake:
-		case <-keep.C:
+		case <-x.late:
 			begin()
+			out.Comment("keep-alive")
+		case <-silent:
 			out.Comment("keep-alive")
 		case <-stopped:
 			if stopped = nil; !x.close() {
@@ -182,7 +193,9 @@ func (x *exchange) write(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		x.me.writing.Store(0)
-		keep.Reset(x.g.cfg.KeepAlive)
+		if keep != nil {
+			keep.Reset(x.g.cfg.KeepAlive)
+		}
 	}
 }
 

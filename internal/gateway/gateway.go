@@ -38,8 +38,9 @@ type Config struct {
 // Gateway serves MCP. Its handlers may run at any time; CloseStreams ends the
 // standing ones before a shutdown.
 type Gateway struct {
-	cfg    Config
-	queued atomic.Int64 // bytes in all queues (H4)
+	cfg      Config
+	queued   atomic.Int64 // bytes in all queues (H4)
+	patience patience     // with the answers to POSTs, until they begin
 
 	mu      sync.Mutex
 	closing bool
@@ -60,7 +61,7 @@ func New(cfg Config) *Gateway {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Gateway{cfg: cfg, readers: map[*reader]struct{}{}}
+	return &Gateway{cfg: cfg, patience: patience{limit: cfg.KeepAlive}, readers: map[*reader]struct{}{}}
 }
 
 // Register adds the routes. While the front drains, clients may still end

@@ -49,7 +49,8 @@ type stream struct {
 	worked bool      // what leads to the answers has been done
 	slow   bool      // the client has waited for the keep-alive interval
 
-	early sync.WaitGroup // the writing that began before worked
+	early   sync.WaitGroup // the writing that began before worked
+	waiting wait           // of serve
 }
 
 type queued struct {
@@ -191,8 +192,9 @@ func (s *stream) takeLocked() []queued {
 // way: if it takes longer than the keep-alive interval the answer begins without
 // waiting for it.
 func (s *stream) serve(w http.ResponseWriter, r *http.Request, work func()) {
-	keep := time.AfterFunc(s.t.g.cfg.KeepAlive, func() { s.tooSlow(w, r) })
-	defer keep.Stop()
+	patience := &s.t.g.patience
+	patience.begin(&s.waiting, func() { s.tooSlow(w, r) })
+	defer patience.end(&s.waiting)
 	work()
 	s.mu.Lock()
 	s.worked = true
@@ -206,20 +208,19 @@ func (s *stream) serve(w http.ResponseWriter, r *http.Request, work func()) {
 }
 
 // tooSlow runs when a client has waited for the keep-alive interval: the answer
-// becomes an event stream, so that comments keep the connection alive (H4). It
-// writes it itself if serve is still at work.
+// becomes an event stream, so that comments keep the connection alive (H4). If serve is
+// still at work somebody else writes it.
 func (s *stream) tooSlow(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.slow = true
-	if s.worked {
-		s.mu.Unlock()
-		s.signal()
-		return
+	worked := s.worked
+	if !worked {
+		s.early.Go(func() { s.serveEvents(w, r) })
 	}
-	s.early.Add(1)
 	s.mu.Unlock()
-	defer s.early.Done()
-	s.serveEvents(w, r)
+	if worked {
+		s.signal()
+	}
 }
 
 // serveAnswers writes JSON when the answers come alone, and an event stream as soon
