@@ -58,7 +58,7 @@ func (c *Call) cleaned(body []byte) ([]byte, error) {
 // object is editor's, with the names that are stripped dropped.
 func (c *cleaner) object(at wire.Span, visit func(key string, value wire.Span)) {
 	err := c.editor.object(at, func(key string, value wire.Span) verb {
-		if slices.Contains(c.call.strip, key) {
+		if slices.Contains(c.call.strip, key) || c.first(value) == '{' && c.inside(key, value) {
 			return drop
 		}
 		visit(key, value)
@@ -67,6 +67,21 @@ func (c *cleaner) object(at wire.Span, visit func(key string, value wire.Span)) 
 	if err != nil {
 		c.err = err
 	}
+}
+
+// inside strips what is stripped of a member that stays otherwise, and reports whether
+// nothing of it would stay.
+func (c *cleaner) inside(key string, at wire.Span) (nothing bool) {
+	stripped := func(name string) bool { return slices.Contains(c.call.strip, key+"."+name) }
+	all := parse(at.Of(c.raw)).all()
+	switch n := len(slices.DeleteFunc(slices.Clone(all), func(m member) bool { return stripped(m.key) })); {
+	case n == len(all):
+		return false
+	case n == 0:
+		return true
+	}
+	_ = c.editor.object(at, func(name string, _ wire.Span) verb { return verb(stripped(name)) })
+	return false
 }
 
 // each visits the objects of an array. Whatever else stands there cannot be cleaned.

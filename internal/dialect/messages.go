@@ -19,7 +19,7 @@ type message struct {
 type block struct {
 	index  int64
 	node   *node
-	input  []byte // the JSON of its input that came in pieces
+	input  *node // the text of its input that came in pieces, nil if none did
 	closed bool
 }
 
@@ -94,7 +94,13 @@ func (a *message) delta(event *node) {
 		switch m.key {
 		case "type":
 		case "partial_json":
-			b.input = append(b.input, m.value.str()...)
+			switch {
+			case m.value.kind() != '"':
+			case b.input == nil:
+				b.input = m.value
+			default:
+				b.input.growText(m.value)
+			}
 		case "citation":
 			if b.node.get("citations").kind() != '[' {
 				b.node.set("citations", newArray())
@@ -154,12 +160,11 @@ func (a *message) answer() *node {
 		if !b.closed {
 			a.flags = append(a.flags, FlagRepaired)
 		}
-		if len(b.input) > 0 {
-			if input := parse(b.input); wire.Valid(b.input) == nil && input.kind() == '{' {
-				b.node.set("input", input)
-			} else {
-				// What the model wrote is kept as the text that it is.
-				b.node.set("input", newText(string(b.input)))
+		if b.input != nil && len(b.input.inner()) > 0 {
+			// What is no JSON is kept as the text that the model wrote.
+			b.node.set("input", b.input)
+			if text := []byte(b.input.str()); wire.Valid(text) == nil && parse(text).kind() == '{' {
+				b.node.set("input", parse(text))
 			}
 		}
 		content.elems = append(content.elems, b.node)

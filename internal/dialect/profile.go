@@ -42,8 +42,8 @@ func (p Profile) Check() error {
 	return nil
 }
 
-// field is a member to add to a request, and the members of answers that come of it.
-// If the client asked for it itself, neither is done.
+// field is a member to add to a request, and the members of answers that come of it;
+// a dot leads into one. If the client asked for it itself, neither is done.
 type field struct {
 	ask   string
 	value string
@@ -68,7 +68,7 @@ func (p Profile) fields(r *Request) []field {
 				field{"return_meta_info", "true", []string{"meta_info"}})
 		}
 		if p.Experts {
-			fields = append(fields, field{"return_routed_experts", "true", []string{"sglext"}})
+			fields = append(fields, field{"return_routed_experts", "true", []string{"sglext.routed_experts"}})
 		}
 	case p.Engine == LMDeploy && (r.API == Chat || r.API == Messages):
 		fields = []field{

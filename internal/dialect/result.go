@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"encoding/json"
 	"slices"
 )
 
@@ -49,6 +50,9 @@ type Tokens struct {
 	Output []int32
 	// Logprobs are those of Output, one each, nil if the engine does not tell.
 	Logprobs []float64
+	// Experts is which experts of a mixture were used, in the engine's own form; nil
+	// if it does not tell.
+	Experts json.RawMessage `json:",omitempty"`
 }
 
 // Usage counts tokens as the engine did, -1 where it does not say.
@@ -84,7 +88,8 @@ type Result struct {
 	// error takes its place.
 	Release bool
 	// Abort tells that after Tail the connection is to be aborted rather than ended,
-	// lest a client take the answer for good (A.10).
+	// lest a client take the answer for good (A.10). A lenient stream is aborted only
+	// if the upstream's was.
 	Abort bool
 }
 

@@ -113,8 +113,9 @@ func (c *Call) Stream(opts Options) *Stream {
 }
 
 // Feed takes bytes of the answer and returns what the client is to get of it now,
-// which is valid until the next call. After an error, which is ErrUnparsed, nothing
-// more comes; End is still to be called.
+// which is valid until the next call. It ends with an event or a comment, so that a
+// comment may be sent after it; at most the LF of a CRLF is missing. After an error,
+// which is ErrUnparsed, nothing more comes; End is still to be called.
 func (s *Stream) Feed(p []byte) (out []byte, err error) {
 	s.out = s.out[:0]
 	if s.raw {
@@ -350,8 +351,12 @@ func (s *Stream) End(cause error) Result {
 	s.release()
 	r := s.verdict(cause)
 	r.flag(s.flags...)
-	r.Release = r.Outcome.Good() || s.fault != nil && s.broken == nil || s.opts.Lenient && !s.failed
+	r.Release = r.Outcome.Good() || s.fault != nil && s.broken == nil
 	r.Abort = !r.Outcome.Good() && !(s.done && s.noticed)
+	if s.opts.Lenient && !s.failed {
+		r.Release = true
+		r.Abort = cause != nil && !s.done
+	}
 	if r.Release {
 		r.Tail = s.held
 		if s.opts.Lenient && !s.call.strips() && !s.raw && !s.done {

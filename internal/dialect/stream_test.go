@@ -301,9 +301,75 @@ func TestACutIsTold(t *testing.T) {
 	if r := s.End(reset); r.Outcome != dialect.UpstreamCut || r.Release || !r.Abort || !strings.Contains(r.Reason, "connection reset") || !bytes.Contains(r.Response, []byte(`"content":"a"`)) {
 		t.Errorf("cut: %+v", r)
 	}
+	// Who looks on does not end what goes well.
+	for cause, abort := range map[error]bool{nil: false, reset: true} {
+		s = call.Stream(dialect.Options{Lenient: true})
+		s.Feed([]byte(start))
+		if r := s.End(cause); r.Outcome != dialect.UpstreamCut || !r.Release || r.Abort != abort {
+			t.Errorf("cut, lenient: %+v", r)
+		}
+	}
 	s = call.Stream(dialect.Options{})
 	s.Feed([]byte(start + end))
 	if r := s.End(reset); r.Outcome != dialect.Complete || !r.Release || r.Abort {
 		t.Errorf("cut behind its end: %+v", r)
+	}
+}
+
+// A.11: broken UTF-8 is not taken for text, wherever it stands.
+func TestBrokenUTF8IsNotRead(t *testing.T) {
+	for _, text := range []string{"\xff", "\xe5\x8c", "\xed\xa0\x80"} {
+		stream := "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"" + text + "\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"
+		for _, size := range []int{0, 1, 7} {
+			if got := run(dialect.Opaque(dialect.Chat, nil), dialect.Options{}, stream, size); got.Outcome != dialect.Unparsed || !got.Failed || strings.Join(got.Out, "") != "" {
+				t.Errorf("%q: %+v", text, got)
+			}
+		}
+	}
+}
+
+// C-13 to C-19: an event may be longer than any buffer.
+func TestLongEventsAreRead(t *testing.T) {
+	long := strings.Repeat("北", 1<<20)
+	stream := "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"" + long + "\"}}]}\n\ndata: {\"choices\":[{\"index\":0,\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"
+	got := run(dialect.Opaque(dialect.Chat, nil), dialect.Options{}, stream, 4<<10)
+	if got.Outcome != dialect.Complete || strings.Join(got.Out, "")+strings.Join(got.Tail, "") != stream || !bytes.Contains(got.Response, []byte(long)) {
+		t.Errorf("%s after %d bytes", got.Outcome, len(strings.Join(got.Out, "")))
+	}
+}
+
+// chunks is a stream of many small events.
+func chunks(n int) []byte {
+	var b bytes.Buffer
+	for i := range n {
+		fmt.Fprintf(&b, "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":7,\"model\":\"m\",\"prompt_token_ids\":null,\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"logprobs\":{\"content\":[{\"token\":\" word\",\"logprob\":-0.25,\"bytes\":[32,119],\"top_logprobs\":[]}]},\"finish_reason\":null,\"token_ids\":[%d]}]}\n\n", i)
+	}
+	b.WriteString("data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
+	return b.Bytes()
+}
+
+func BenchmarkStream(b *testing.B) {
+	r, err := dialect.ParseRequest(dialect.Chat, []byte(`{"stream":true}`))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, c := range map[string]dialect.Profile{"plain": {}, "vllm": {Engine: dialect.VLLM}, "vllm scrubbed": {Engine: dialect.VLLM, EndOfText: "<|im_end|>"}} {
+		b.Run(name, func(b *testing.B) {
+			call := r.Forward(c, true)
+			stream := chunks(1000)
+			b.SetBytes(int64(len(stream)))
+			b.ReportAllocs()
+			for b.Loop() {
+				s := call.Stream(dialect.Options{})
+				for rest := stream; len(rest) > 0; {
+					n := min(400, len(rest))
+					s.Feed(rest[:n])
+					rest = rest[n:]
+				}
+				if r := s.End(nil); r.Outcome != dialect.Complete {
+					b.Fatal(r.Reason)
+				}
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -58,13 +59,18 @@ func choiceTokens(root, choice *node) (Tokens, bool) {
 		case list == nil:
 		case t.Output == nil:
 			t.Output = list
-		case !equal(t.Output, list):
+		case !slices.Equal(t.Output, list):
 			fits = false
 		}
 	}
 	for _, values := range logs {
 		if t.Logprobs == nil {
 			t.Logprobs = values
+		}
+	}
+	for _, holder := range []*node{choice, root, choice.get("sglext"), root.get("sglext")} {
+		if experts := holder.get("routed_experts"); t.Experts == nil && !isNullNode(experts) {
+			t.Experts = experts.append(nil)
 		}
 	}
 	if t.Output != nil && t.Logprobs != nil && len(t.Output) != len(t.Logprobs) {
@@ -79,18 +85,6 @@ func either(choice, root *node, key string) *node {
 		return n
 	}
 	return root.get(key)
-}
-
-func equal(a, b []int32) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 func readID(n *node) (int32, bool) {
