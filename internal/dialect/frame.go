@@ -97,10 +97,11 @@ const (
 	secondHalf             // the LF that ends what came before, which ended with CR
 )
 
-// add takes bytes. What next returned is not valid any more.
+// add takes bytes.
 func (s *splitter) add(p []byte) { s.buf = append(s.buf, p...) }
 
-// next takes the next part.
+// next takes the next part. Its bytes are never overwritten, so that what is made of
+// them may refer to them.
 func (s *splitter) next() (part, []byte) {
 	for s.scanned < len(s.buf) {
 		if s.skipLF {

@@ -55,7 +55,7 @@ func FuzzStream(f *testing.F) {
 // nothing else is.
 func FuzzScrub(f *testing.F) {
 	f.Add("a<|im_end|>b<|im_<|im_end|>", "<|im_end|>", uint64(0xAAAA))
-	f.Add("aaaab", "aab", uint64(0xFFFF))
+	f.Add("aaab", "aab", uint64(0xFFFF))
 	f.Add("x\uff5cend\u2581of\uff5c", "\uff5cend\u2581of\uff5c", uint64(7))
 	f.Add("🙂🙂\"\\\n🙃", "🙂🙃", uint64(9))
 	f.Fuzz(func(t *testing.T, text, stop string, cuts uint64) {

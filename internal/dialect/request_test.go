@@ -242,4 +242,19 @@ func TestTokensAreAsTheEngineToldThem(t *testing.T) {
 			t.Errorf("%s: %+v", bad, r)
 		}
 	}
+	// Case 71: nothing is padded or guessed.
+	for _, bad := range []string{
+		`"token_ids":[1,2],"logprobs":{"content":[{"logprob":-1}]}`,
+		`"token_ids":[1],"logprobs":{"content":[{"logprob":null}]}`,
+		`"token_ids":[1],"output_ids":[2]`,
+		`"logprobs":{"content":[{"id":1,"logprob":-1},{"logprob":-1}]}`,
+		`"logprobs":{"content":[{"token":"token_id:1","logprob":-1},{"token":"token_id:x","logprob":-1}]}`,
+		`"output_token_logprobs":[[-1]]`,
+		`"output_token_logprobs":[["-1",1]]`,
+	} {
+		r := call.Whole([]byte(`{"choices":[{"message":{},"finish_reason":"stop",`+bad+`}]}`), dialect.Options{})
+		if r.Tokens != nil || len(r.Flags) != 1 || r.Flags[0] != dialect.FlagTokenMismatch {
+			t.Errorf("%s: %+v", bad, r)
+		}
+	}
 }

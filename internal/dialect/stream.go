@@ -161,7 +161,7 @@ func (s *Stream) read() {
 		case eventPart:
 			s.event(raw)
 		case comment:
-			s.comment(raw)
+			s.pass(&piece{raw: raw}) // even while events are held
 		case blankPart, secondHalf:
 			s.follow(raw)
 		}
@@ -170,7 +170,6 @@ func (s *Stream) read() {
 
 // event takes the lines of one event.
 func (s *Stream) event(raw []byte) {
-	raw = bytes.Clone(raw) // what is put together refers to it
 	f := parseFrame(raw, s.frames == 0)
 	s.frames++
 	data := bytes.TrimSpace(f.data)
@@ -240,9 +239,6 @@ func (s *Stream) object(p *piece, root *node) {
 			s.blame(r, true) // response.failed is how the API tells of it
 		}
 	}
-	if s.done {
-		s.scrub.closeAll()
-	}
 }
 
 // blame notes the upstream's own error. noticed tells that clients take it for one.
@@ -289,17 +285,6 @@ func (s *Stream) giveUp(err error, raw []byte) {
 	s.raw, s.holding, s.held, s.answer = true, false, nil, newAnswer(s.call)
 }
 
-// comment passes a comment on, even while bytes are held.
-func (s *Stream) comment(raw []byte) {
-	p := &piece{raw: bytes.Clone(raw)}
-	if s.holding {
-		s.emit(p)
-		s.last = p
-		return
-	}
-	s.pass(p)
-}
-
 // pass sends a piece on its way, behind those that wait.
 func (s *Stream) pass(p *piece) {
 	s.queue, s.last = append(s.queue, p), p
@@ -339,6 +324,7 @@ func (s *Stream) follow(raw []byte) {
 // End ends the stream. cause is why nothing more comes, nil if it ended by itself. The
 // bytes of a last event that lacks its blank line count if they make sense.
 func (s *Stream) End(cause error) Result {
+	s.out = s.out[:0]
 	rest := s.in.rest()
 	if !s.raw && !s.failed && len(rest) > 0 {
 		f := parseFrame(rest, s.frames == 0)
@@ -358,7 +344,7 @@ func (s *Stream) End(cause error) Result {
 		r.Abort = cause != nil && !s.done
 	}
 	if r.Release {
-		r.Tail = s.held
+		r.Tail = slices.Concat(s.out, s.held)
 		if s.opts.Lenient && !s.call.strips() && !s.raw && !s.done {
 			r.Tail = append(r.Tail, rest...)
 		}

@@ -316,6 +316,25 @@ func TestACutIsTold(t *testing.T) {
 	}
 }
 
+// A.11: lines of data are joined by LF, not glued together.
+func TestLinesOfDataAreJoinedByLF(t *testing.T) {
+	stream := "data: {\"choices\":[{\"index\":1\ndata: 2,\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"
+	if got := run(dialect.Opaque(dialect.Chat, nil), dialect.Options{}, stream, 0); got.Outcome != dialect.Unparsed {
+		t.Errorf("%+v", got)
+	}
+}
+
+// C13: an event that lacks its blank line is not lost when all may pass.
+func TestAnEventWithoutItsBlankLinePasses(t *testing.T) {
+	stream := "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n"
+	for _, rest := range []string{"", "data: {\"cho", ": comm", "event: x\n"} {
+		got := run(dialect.Opaque(dialect.Chat, nil), dialect.Options{Lenient: true}, stream+rest, 0)
+		if all := strings.Join(got.Out, "") + strings.Join(got.Tail, ""); all != stream+rest {
+			t.Errorf("let through %q", all)
+		}
+	}
+}
+
 // A.11: broken UTF-8 is not taken for text, wherever it stands.
 func TestBrokenUTF8IsNotRead(t *testing.T) {
 	for _, text := range []string{"\xff", "\xe5\x8c", "\xed\xa0\x80"} {
