@@ -144,7 +144,8 @@ func readPairs(n *node) (ids []int32, logprobs []float64, ok bool) {
 }
 
 // readLogprobs reads OpenAI's list of logprobs. It has ids if the engine puts them
-// there, as a member or as the token's text; then all of them must have one.
+// there, as a member or as the token's text; if some lack theirs, the lists are of
+// different lengths.
 func readLogprobs(n *node) (ids []int32, logprobs []float64, ok bool) {
 	list := n.items()
 	for _, e := range list {
@@ -161,9 +162,6 @@ func readLogprobs(n *node) (ids []int32, logprobs []float64, ok bool) {
 		if found {
 			ids = append(ids, id)
 		}
-	}
-	if len(ids) != 0 && len(ids) != len(list) {
-		return nil, nil, false
 	}
 	return ids, logprobs, true
 }
