@@ -196,6 +196,40 @@ func TestALineCancelsRequestsWithoutAHandshake(t *testing.T) {
 	})
 }
 
+// M2: a request that was cancelled before it has entered the session leaves nothing there.
+func TestALineDoesNotBeginWhatWasCancelled(t *testing.T) {
+	withRelay(t, settings{}, func(w *world, rl *Relay) {
+		s := w.stranger(nil)
+		s.asks("1", wire.ToolsCall, echo("{}"))
+		s.want(`"id":1,"result"`)
+		synctest.Wait()
+		var l *line
+		rl.mu.Lock()
+		for each := range rl.lines {
+			l = each
+		}
+		rl.mu.Unlock()
+		f, err := wire.Parse([]byte(s.body("2", wire.ToolsCall, echo("{}"))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		meta, err := f.Routing()
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := l.begun(f, meta)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.settle(nil)
+		x.run()
+		s.quiet()
+		if list := w.list(); len(w.proc("s").got(wire.ToolsCall)) != 1 || list[0].InFlight != 0 || len(list[0].Clients) != 1 {
+			t.Errorf("the sessions are %+v", list)
+		}
+	})
+}
+
 // M4, M9: a listener on a line first hears what it will be told of, then that, marked with
 // its id; one that is told of nothing is over at once.
 func TestAListenerOnALine(t *testing.T) {
