@@ -42,6 +42,7 @@ var arrows = map[string][]string{
 	"internal/secret":  nil,
 	"internal/socket":  nil,
 	"internal/sse":     nil,
+	"internal/store":   nil,
 	"internal/wire":    nil,
 
 	// The misbehaving server of the tests may send what no package of ours would.

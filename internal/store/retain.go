@@ -1,0 +1,144 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// DeleteSession removes a session with all that was recorded of it. It is gone for
+// every reader at once, and stays so after a crash; its rows go in small steps, so that
+// others' writes go on. What is not there is deleted.
+func (s *Store) DeleteSession(ctx context.Context, k SessionKey) error {
+	err := s.submit(ctx, fmt.Sprintf("delete session %q", k.ID), 0, func(c *conn) error {
+		key, _, err := c.session(k)
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		_, err = c.change(hideSession, key)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.sweep(ctx)
+	return err
+}
+
+// Retention says what may stay. Whole sessions go, those first that were active
+// longest ago, so that no trajectory has a hole; only sessions that are Closed go.
+type Retention struct {
+	Age   time.Duration // since the session's last activity; 0 is no limit
+	Bytes int64         // that the database may use; 0 is no limit
+}
+
+// Removed is what Retain removed.
+type Removed struct {
+	Sessions, Calls int
+}
+
+// Retain removes what is beyond the limits, and gives room that nobody uses back to
+// the disk. It is to be called now and then, by one goroutine.
+func (s *Store) Retain(ctx context.Context, limits Retention) (Removed, error) {
+	var removed Removed
+	for {
+		n, err := s.sweep(ctx)
+		removed.Calls += n
+		if err != nil {
+			return removed, err
+		}
+		hid, err := s.hideOldest(ctx, limits)
+		if err != nil {
+			return removed, err
+		}
+		if !hid {
+			return removed, s.reclaim(ctx)
+		}
+		removed.Sessions++
+	}
+}
+
+// hideOldest hides the oldest closed session if a limit demands it.
+func (s *Store) hideOldest(ctx context.Context, limits Retention) (bool, error) {
+	type candidate struct{ key, active, used int64 }
+	found, err := readRows(ctx, s, oldestClosed, nil, func(rows *sql.Rows) (v candidate, n int, err error) {
+		err = rows.Scan(&v.key, &v.active, &v.used)
+		return v, 0, err
+	})
+	if err != nil || len(found) == 0 {
+		return false, err
+	}
+	v := found[0]
+	old := limits.Age > 0 && time.Since(unpackTime(v.active)) > limits.Age
+	if !old && (limits.Bytes <= 0 || v.used <= limits.Bytes) {
+		return false, nil
+	}
+	return true, s.submit(ctx, "hide a session that is beyond the limits", 0, func(c *conn) error {
+		_, err := c.change(hideSession, v.key)
+		return err
+	})
+}
+
+// sweep removes hidden sessions, those that a crash left hidden too, a few calls at a
+// time. It returns the number of calls.
+func (s *Store) sweep(ctx context.Context) (calls int, err error) {
+	for {
+		hidden, err := s.numbers(ctx, firstHidden)
+		if err != nil || len(hidden) == 0 {
+			return calls, err
+		}
+		seqs, err := s.numbers(ctx, firstCalls, hidden[0])
+		if err != nil {
+			return calls, err
+		}
+		err = s.submit(ctx, "remove a deleted session", 0, func(c *conn) error {
+			if len(seqs) == 0 {
+				return c.remove(sessionRemovals, hidden[0])
+			}
+			for _, seq := range seqs {
+				if err := c.remove(callRemovals, seq); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return calls, err
+		}
+		calls += len(seqs)
+	}
+}
+
+func (c *conn) remove(statements []string, key int64) error {
+	for _, statement := range statements {
+		if _, err := c.change(statement, key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reclaim gives free pages back to the disk, some in each transaction, as long as
+// that makes them fewer.
+func (s *Store) reclaim(ctx context.Context) error {
+	for last := int64(math.MaxInt64); ; {
+		free, err := s.numbers(ctx, pagesFree)
+		if err != nil || free[0] == 0 || free[0] >= last {
+			return err
+		}
+		last = free[0]
+		err = s.submit(ctx, "give room back to the disk", 0, func(c *conn) error {
+			_, err := c.change(reclaimPages)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
