@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"roundhouse/internal/control"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/session"
 )
@@ -41,6 +42,11 @@ under these their processes with the CPU time and the memory that they have used
 			return err
 		}
 		out := cmd.OutOrStdout()
+		if !asJSON {
+			if err := warnOfStatus(cmd, a); err != nil {
+				return err
+			}
+		}
 		var list struct{ Connections []pool.Info }
 		var sessions struct{ Sessions []session.Info }
 		switch {
@@ -71,6 +77,22 @@ under these their processes with the CPU time and the memory that they have used
 		return t.Flush()
 	}
 	return cmd
+}
+
+// warnOfStatus says on stderr what the daemon would have said in the moment when it came
+// about: that the configuration file is broken, and that the budget refuses servers.
+func warnOfStatus(cmd *cobra.Command, a *api) error {
+	var st control.Status
+	if err := a.get(cmd.Context(), "/api/v1/status", &st); err != nil {
+		return err
+	}
+	if st.Reload != nil && st.Reload.Refused {
+		fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: the configuration file is broken; the daemon goes on with what it read before; 'roundhouse config reload' says what is wrong\n")
+	}
+	for _, r := range st.Budget.Refused {
+		fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: server %q was refused: %s\n", r.Server, r.Reason)
+	}
+	return nil
 }
 
 // stateOf is the state of a connection for people.

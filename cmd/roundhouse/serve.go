@@ -29,6 +29,10 @@ func serveCommand() *cobra.Command {
 		Long: `Serve reads an mcpServers file and serves every server in it to any number of
 sessions, at /mcp/NAME, and all of them together at /mcp.
 
+When the file changes it is read anew, as it is after a SIGHUP or 'roundhouse config
+reload': servers that are the same run on, others end when their calls have. A broken
+file changes nothing.
+
 The first SIGINT or SIGTERM lets calls in flight finish (shutdown.grace), the
 second does not, the third ends at once.
 
@@ -83,8 +87,11 @@ PATH is the one of now. --uninstall removes these files.`,
 			}
 			ctx, hurry, stop := signals(cmd.Context(), cmd.ErrOrStderr())
 			defer stop()
+			hangup, stopHangup := hangups()
+			defer stopHangup()
 			return daemon.Run(ctx, hurry, daemon.Options{
 				Config: cfg, Version: currentVersion(), Log: log, Autostart: autostart,
+				Load: func() (*config.Config, error) { return config.Load(o) }, Hangup: hangup,
 				Ready:   func(addr net.Addr) { welcome(cmd.ErrOrStderr(), cfg, addr) },
 				Stopped: func(s daemon.Summary) { fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: stopped: %s\n", s) },
 			})
@@ -185,6 +192,16 @@ func signals(parent context.Context, w io.Writer) (first, second context.Context
 		endFirst(nil)
 		endSecond(nil)
 	}
+}
+
+// hangups returns a channel of SIGHUP, nil if somebody had us ignore it, as nohup does.
+func hangups() (c chan os.Signal, stop func()) {
+	if signal.Ignored(syscall.SIGHUP) {
+		return nil, func() {}
+	}
+	c = make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	return c, func() { signal.Stop(c) }
 }
 
 // welcome says where everything is, for people.

@@ -62,6 +62,7 @@ After=roundhouse.socket
 [Service]
 Type=exec
 ExecStart=%s
+ExecReload=/bin/kill -HUP $MAINPID
 Environment=%s
 EnvironmentFile=-%%E/roundhouse/environment
 Restart=on-failure

@@ -22,12 +22,13 @@ import (
 
 // Config says what the API shows.
 type Config struct {
-	Config   *config.Config   // required
-	Pool     *pool.Pool       // required
-	Sessions *session.Manager // required
-	Events   *event.Feed      // what /api/v1/events tells; nil is nothing
+	Config   func() *config.Config // the configuration as it is now; required
+	Pool     *pool.Pool            // required
+	Sessions *session.Manager      // required
+	Events   *event.Feed           // what /api/v1/events tells; nil is nothing
+	Reload   func() Reloaded       // reads the configuration anew; required
+	Reloaded func() *Reloaded      // what came of that last time, nil before the first; required
 	Version  string
-	Grace    time.Duration // how long DELETE of a session waits for its calls
 
 	KeepAlive     time.Duration // between comments on a silent stream; 0 is 15 s
 	WriteDeadline time.Duration // for one write to a stream; 0 is 10 s
@@ -69,6 +70,7 @@ func (c *Control) Register(f *front.Front) {
 	})
 	f.HandleOpen("GET /readyz", c.readyz)
 	f.Handle("GET /api/v1/status", c.status)
+	f.Handle("POST /api/v1/reload", c.reload)
 	f.Handle("GET /api/v1/servers", c.servers)
 	f.Handle("GET /api/v1/servers/{name}", c.server)
 	f.Handle("POST /api/v1/servers/{name}/restart", c.restartServer)
@@ -104,19 +106,20 @@ type Status struct {
 	session.Stats
 	Budget   pool.BudgetInfo  `json:"budget"`
 	Problems []config.Problem `json:"problems"`
+	Reload   *Reloaded        `json:"reload,omitempty"` // what came of the last one; for admins
 }
 
 // capabilities are the tags by which clients of qwen-code's API see what the pool
 // can do; they follow the kill switch (K7).
 func (c *Control) capabilities() []string {
-	if !c.cfg.Config.Pool.Enabled {
+	if !c.cfg.Config().Pool.Enabled {
 		return []string{}
 	}
 	return []string{"mcp_workspace_pool", "mcp_pool_restart"}
 }
 
 func (c *Control) status(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
-	cfg := c.cfg.Config
+	cfg := c.cfg.Config()
 	st := Status{
 		Version: c.cfg.Version, StartedAt: c.started, UptimeMs: time.Since(c.started).Milliseconds(), Capabilities: c.capabilities(),
 		Pooling: cfg.Pool.Enabled, Servers: len(cfg.Servers), Connections: map[pool.State]int{}, Stats: c.cfg.Sessions.Stats(), Budget: c.cfg.Pool.Budget(), Problems: []config.Problem{},
@@ -124,6 +127,7 @@ func (c *Control) status(w http.ResponseWriter, _ *http.Request, caller front.Ca
 	if caller.Admin {
 		st.Config = cfg.File
 		st.Problems = append(st.Problems, cfg.Problems...)
+		st.Reload = c.cfg.Reloaded()
 	}
 	for _, s := range cfg.Servers {
 		if s.DisabledReason != "" {
@@ -213,8 +217,9 @@ func (c *Control) snapshot(caller front.Caller, processes bool) []pool.Info {
 
 func (c *Control) servers(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
 	all := c.snapshot(caller, false)
-	list := make([]Server, 0, len(c.cfg.Config.Servers))
-	for _, s := range c.cfg.Config.Servers {
+	servers := c.cfg.Config().Servers
+	list := make([]Server, 0, len(servers))
+	for _, s := range servers {
 		list = append(list, describe(s, all))
 	}
 	front.WriteJSON(w, http.StatusOK, map[string]any{"servers": list})
@@ -224,7 +229,7 @@ func (c *Control) servers(w http.ResponseWriter, _ *http.Request, caller front.C
 func (c *Control) find(r *http.Request) (*config.Server, error) {
 	name := r.PathValue("name")
 	var known []string
-	for _, s := range c.cfg.Config.Servers {
+	for _, s := range c.cfg.Config().Servers {
 		if s.Name == name {
 			return s, nil
 		}
@@ -334,7 +339,7 @@ func (c *Control) endSession(w http.ResponseWriter, r *http.Request, caller fron
 		return
 	}
 	// The end goes on when the caller is gone: a session ends once.
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(r.Context()), c.cfg.Grace, errors.New("the grace for calls in flight is over"))
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(r.Context()), c.cfg.Config().Shutdown.Grace, errors.New("the grace for calls in flight is over"))
 	defer cancel()
 	if err := c.cfg.Sessions.End(ctx, principal, false, r.PathValue("id"), force); err != nil {
 		front.WriteError(w, err)

@@ -37,6 +37,7 @@ var routes = []struct {
 	admin, other int
 }{
 	{"GET", "/api/v1/status", 200, 200},
+	{"POST", "/api/v1/reload", 200, 403},
 	{"GET", "/api/v1/servers", 200, 200},
 	{"GET", "/api/v1/servers/a", 200, 200},
 	{"GET", "/api/v1/servers/none", 404, 404},

@@ -76,7 +76,7 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 		t.Fatal(err)
 	}
 	gateway.New(gateway.Config{Sessions: sessions}).Register(f)
-	c := control.Config{Config: cfg, Pool: shared, Sessions: sessions, Events: feed, Version: "1.2.3", Grace: cfg.Shutdown.Grace}
+	c := control.Config{Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Events: feed, Version: "1.2.3"}
 	for _, f := range change {
 		f(&c)
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -29,6 +30,11 @@ type Options struct {
 	Config  *config.Config
 	Version string
 	Log     *slog.Logger
+	// Load reads the configuration anew, from where Config came; nil is for a daemon whose
+	// configuration cannot change.
+	Load func() (*config.Config, error)
+	// Hangup asks with each signal to read the configuration anew; nil is fine.
+	Hangup <-chan os.Signal
 	// Autostart is set by "roundhouse connect" where no daemon runs (H8). Such a daemon
 	// listens on the socket, on TCP only if somebody chose the address, and ends when it
 	// was idle for autostart.idleExit. If another one has the socket it ends at once,
@@ -123,11 +129,15 @@ func Run(ctx, hurry context.Context, o Options) error {
 		Settings: sessionSettings(cfg), Pool: shared, Version: o.Version, Log: log, Events: events,
 	})
 	s := &server{Options: o, pool: shared, sessions: sessions}
+	s.reloader = newReloader(s, events)
 	down.add(func() { s.stop(hurry) })
 
 	s.gateway = gateway.New(gateway.Config{Sessions: sessions, MaxBody: cfg.Gateway.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
-	s.control = control.New(control.Config{Config: cfg, Pool: shared, Sessions: sessions, Events: events, Version: o.Version, Grace: cfg.Shutdown.Grace, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline})
+	s.control = control.New(control.Config{
+		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Sessions: sessions, Events: events,
+		Version: o.Version, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
+	})
 
 	listener, err := listenTCP(ctx, o)
 	if ctx.Err() != nil { // told to stop before it had started
@@ -139,25 +149,26 @@ func Run(ctx, hurry context.Context, o Options) error {
 	}
 	if err == nil && listener != nil {
 		down.add(func() { _ = listener.Close() }) // it is closed already if it was served
-		err = s.addDoor(listener, front.Config{
-			Tokens: cfg.Auth.Tokens, PublicNames: cfg.PublicNames, AllowedOrigins: cfg.AllowedOrigins, Beyond: cfg.BeyondLoopback(),
-		})
+		s.tcp, err = s.addDoor(listener, access(cfg))
 	}
 	if err == nil && local != nil {
-		err = s.addDoor(local, front.Config{}) // the socket itself says who is there
+		_, err = s.addDoor(local, front.Config{}) // the socket itself says who is there
 	}
 	if err != nil {
 		return err
 	}
-	if !o.Autostart {
-		return s.serve(ctx)
-	}
 	ctx, end := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
-	watch.Go(func() {
-		awaitIdle(ctx, cfg.Autostart.IdleExit, s.busy)
-		end(errIdle)
-	})
+	if o.Autostart {
+		watch.Go(func() {
+			awaitIdle(ctx, cfg.Autostart.IdleExit, s.busy)
+			end(errIdle)
+		})
+	}
+	if o.Load != nil {
+		w := watchFile(cfg.File, log)
+		watch.Go(func() { s.reloader.run(ctx, w, o.Hangup) })
+	}
 	err = s.serve(ctx)
 	end(nil)
 	watch.Wait()
@@ -171,6 +182,11 @@ func sessionSettings(cfg *config.Config) session.Settings {
 	}
 }
 
+// access is whom a configuration lets in.
+func access(cfg *config.Config) front.Config {
+	return front.Config{Tokens: cfg.Auth.Tokens, PublicNames: cfg.PublicNames, AllowedOrigins: cfg.AllowedOrigins, Beyond: cfg.BeyondLoopback()}
+}
+
 // server is the running daemon.
 type server struct {
 	Options
@@ -179,6 +195,8 @@ type server struct {
 	gateway  *gateway.Gateway
 	relay    *gateway.Relay
 	control  *control.Control
+	reloader *reloader
+	tcp      *front.Front // of the door that is not the socket's; nil if there is none
 	doors    []*door
 	serving  bool // the doors were opened
 	silent   silent
@@ -217,7 +235,7 @@ func (s *server) serve(ctx context.Context) error {
 // then the pool, then the listener, all under one deadline.
 func (s *server) stop(hurry context.Context) {
 	begun := time.Now()
-	limits := s.Config.Shutdown
+	limits := s.reloader.current.Load().Shutdown
 	total, cancel := context.WithTimeout(context.Background(), limits.Total)
 	defer cancel()
 	grace, cancelGrace := context.WithTimeout(total, limits.Grace)

@@ -27,11 +27,11 @@ type door struct {
 
 // addDoor makes a door with all routes; serve opens it. It owns the listener from now
 // on, if it returns no error.
-func (s *server) addDoor(listener net.Listener, cfg front.Config) error {
+func (s *server) addDoor(listener net.Listener, cfg front.Config) (*front.Front, error) {
 	cfg.MaxBody, cfg.Log = s.Config.Gateway.MaxBody, s.Log
 	f, err := front.New(cfg)
 	if err != nil {
-		return fmt.Errorf("set up the listener's door: %w", err)
+		return nil, fmt.Errorf("set up the listener's door: %w", err)
 	}
 	s.gateway.Register(f)
 	s.relay.Register(f)
@@ -50,7 +50,7 @@ func (s *server) addDoor(listener net.Listener, cfg front.Config) error {
 			ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
 		},
 	})
-	return nil
+	return f, nil
 }
 
 // serve serves until the door is closed. It reports what else ended it.

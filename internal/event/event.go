@@ -29,7 +29,7 @@ const (
 // What happens to the configuration.
 const (
 	ConfigReloaded Kind = "config_reloaded"
-	ReloadRefused  Kind = "reload_refused" // the file is broken; what was read last stays
+	ReloadRefused  Kind = "reload_refused" // the file is broken; what was read before stays
 )
 
 // What happens to a session.
@@ -63,5 +63,8 @@ type Event struct {
 	DurationMs *int64   `json:"durationMs,omitempty"` // of a restart
 	Reason     string   `json:"reason,omitempty"`     // why, for people
 	Refused    []string `json:"refused,omitempty"`    // servers that are over the budget
+	Added      []string `json:"added,omitempty"`      // servers
+	Changed    []string `json:"changed,omitempty"`    // servers
+	Removed    []string `json:"removed,omitempty"`    // servers
 	Lost       uint64   `json:"lost,omitempty"`       // events, anybody's; 0 is an unknown number
 }

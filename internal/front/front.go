@@ -36,6 +36,29 @@ type Config struct {
 	Log            *slog.Logger   // refused requests; nil discards
 }
 
+// access is that part of a Config which may change. It is read-only.
+type access struct {
+	names   map[string]bool // public names, lower case
+	origins map[string]bool // allowed origins
+	tokens  tokens
+}
+
+// newAccess checks whom to let in. The error joins every problem; no token appears in
+// it.
+func newAccess(cfg Config) (*access, error) {
+	names, nameErr := publicNames(cfg.PublicNames)
+	origins, originErr := allowedOrigins(cfg.AllowedOrigins)
+	toks, tokenErr := newTokens(cfg.Tokens)
+	var beyondErr error
+	if cfg.Beyond && len(cfg.Tokens) == 0 {
+		beyondErr = errors.New("listening beyond loopback needs auth.tokens")
+	}
+	if err := errors.Join(beyondErr, tokenErr, nameErr, originErr); err != nil {
+		return nil, err
+	}
+	return &access{names, origins, toks}, nil
+}
+
 // Caller is who sent a request. It says nothing about sessions: a session id is
 // no credential (N2).
 type Caller struct {
@@ -49,13 +72,10 @@ type Caller struct {
 type HandlerFunc func(w http.ResponseWriter, r *http.Request, c Caller)
 
 // Front is the http.Handler of a listener. Routes and exemptions are added first,
-// with Handle, HandleOpen and DrainExempt; from then on ServeHTTP and Drain may be
-// called concurrently. It starts no goroutine and needs no closing.
+// with Handle, HandleOpen and DrainExempt; from then on ServeHTTP, Drain and Configure
+// may be called concurrently. It starts no goroutine and needs no closing.
 type Front struct {
 	// Constant after New.
-	names   map[string]bool // public names, lower case
-	origins map[string]bool // allowed origins
-	tokens  tokens
 	beyond  bool
 	maxBody int64
 
@@ -64,6 +84,7 @@ type Front struct {
 	exempt *http.ServeMux // matches what passes while draining; every handler in it is a pass
 	roots  []string       // first path segments of the routes, sorted
 
+	access   atomic.Pointer[access]
 	draining atomic.Pointer[fault.Error] // the answer to new requests, or nil
 	refusals refusals
 }
@@ -101,17 +122,11 @@ func (pass) ServeHTTP(http.ResponseWriter, *http.Request) {}
 // New returns a Front without routes. The error joins every problem of cfg; no
 // token appears in it.
 func New(cfg Config) (*Front, error) {
-	names, nameErr := publicNames(cfg.PublicNames)
-	origins, originErr := allowedOrigins(cfg.AllowedOrigins)
-	toks, tokenErr := newTokens(cfg.Tokens)
-	var bodyErr, beyondErr error
+	who, err := newAccess(cfg)
 	if cfg.MaxBody < 0 {
-		bodyErr = fmt.Errorf("the body limit is negative: %d", cfg.MaxBody)
+		err = errors.Join(err, fmt.Errorf("the body limit is negative: %d", cfg.MaxBody))
 	}
-	if cfg.Beyond && len(cfg.Tokens) == 0 {
-		beyondErr = errors.New("listening beyond loopback needs auth.tokens")
-	}
-	if err := errors.Join(beyondErr, tokenErr, nameErr, originErr, bodyErr); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	log := cfg.Log
@@ -119,13 +134,26 @@ func New(cfg Config) (*Front, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	f := &Front{
-		names: names, origins: origins, tokens: toks, beyond: cfg.Beyond,
-		maxBody: cmp.Or(cfg.MaxBody, DefaultMaxBody),
-		mux:     http.NewServeMux(), exempt: http.NewServeMux(),
+		beyond: cfg.Beyond, maxBody: cmp.Or(cfg.MaxBody, DefaultMaxBody),
+		mux: http.NewServeMux(), exempt: http.NewServeMux(),
 		refusals: refusals{log: log},
 	}
+	f.access.Store(who)
 	f.DrainExempt("/healthz")
 	return f, nil
+}
+
+// Configure changes whom the door lets in: the tokens, public names and origins of cfg.
+// Requests that are inside stay, streams too. After an error, which is as New's,
+// everything is as before.
+func (f *Front) Configure(cfg Config) error {
+	cfg.Beyond = f.beyond
+	who, err := newAccess(cfg)
+	if err != nil {
+		return err
+	}
+	f.access.Store(who)
+	return nil
 }
 
 // Handle adds a route for authenticated callers. pattern is one of net/http's
@@ -208,10 +236,11 @@ func isRoute(h http.Handler) bool {
 // authenticate returns who sent r, or answers it and returns false. A token of
 // ours that let the caller in is taken out of r, so that no face can forward it.
 func (f *Front) authenticate(w http.ResponseWriter, r *http.Request) (Caller, bool) {
-	if len(f.tokens) == 0 {
+	known := f.access.Load().tokens
+	if len(known) == 0 {
 		return Caller{Principal: LocalPrincipal, Admin: true}, true
 	}
-	c, err := f.tokens.authenticate(r.Header["Authorization"])
+	c, err := known.authenticate(r.Header["Authorization"])
 	if err != nil {
 		f.refuse(w, r, 0, err)
 		return Caller{}, false

@@ -383,3 +383,38 @@ func TestNewRefusesBadConfigurations(t *testing.T) {
 		})
 	}
 }
+
+// Case 45: whom the door lets in may change while it is open; a change for the worse
+// changes nothing.
+func TestTheDoorIsConfiguredAnew(t *testing.T) {
+	f := newFront(t, front.Config{Beyond: true, Tokens: twoTokens})
+	as := func(token, host, origin string) int {
+		r := request("GET /api/v1/status", "Authorization", "Bearer "+token)
+		r.Host = host
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		return serve(f, r).StatusCode
+	}
+	other := config.Token{Principal: "carol", Token: secret.New("a-token-of-carol")}
+	if got := as(aliceToken, "localhost", ""); got != 200 {
+		t.Fatalf("at first: %d", got)
+	}
+	for _, bad := range []front.Config{{}, {Tokens: []config.Token{other, other}}, {Tokens: []config.Token{other}, PublicNames: []string{"*"}}} {
+		if f.Configure(bad) == nil {
+			t.Errorf("%+v is accepted", bad)
+		}
+		if got := as(aliceToken, "localhost", ""); got != 200 {
+			t.Errorf("after %+v: %d", bad, got)
+		}
+	}
+	if err := f.Configure(front.Config{Tokens: []config.Token{other}, PublicNames: []string{"box.example"}, AllowedOrigins: []string{"https://app.example"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := as(aliceToken, "localhost", ""); got != 401 {
+		t.Errorf("the old token: %d", got)
+	}
+	if got := as("a-token-of-carol", "box.example", "https://app.example"); got != 200 {
+		t.Errorf("the new token, name and origin: %d", got)
+	}
+}

@@ -171,7 +171,8 @@ func (f *Front) ownName(hp hostPort) bool {
 			return true
 		}
 	}
-	return len(f.names) > 0 && (f.names[strings.ToLower(hp.host)] || f.names[nameKey(hp)])
+	names := f.access.Load().names
+	return len(names) > 0 && (names[strings.ToLower(hp.host)] || names[nameKey(hp)])
 }
 
 // acceptOrigin reports whether origin is configured, is the very host that the
@@ -180,7 +181,7 @@ func (f *Front) ownName(hp hostPort) bool {
 // believed. The port in the Host is the listener's as the browser sees it, through
 // a port mapping too.
 func (f *Front) acceptOrigin(origin string, site []string, host string, hp hostPort) bool {
-	if f.origins[origin] {
+	if f.access.Load().origins[origin] {
 		return true
 	}
 	authority, ok := strings.CutPrefix(origin, "http://")

@@ -55,7 +55,7 @@ func (a *Attachment) Retire() {
 	case e.state.terminal():
 		p.removeLocked(e)
 	default:
-		p.closeLocked(e, fault.New(fault.Interrupted, "the configuration of server %q has changed", e.name))
+		p.closeLocked(e, outdated(e.name))
 	}
 }
 

@@ -65,6 +65,27 @@ type restarting struct {
 	skipped    string // why it is not restarted, or ""
 }
 
+func outdated(name string) *fault.Error {
+	return fault.New(fault.Interrupted, "the configuration of server %q has changed", name)
+}
+
+// Discard ends those connections of a server that nobody holds, and forgets failed ones:
+// its configuration has changed, so that nobody will ask for them. Those that are held
+// end with Attachment.Retire.
+func (p *Pool) Discard(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.entries {
+		switch {
+		case e.name != name || e.heldLocked():
+		case e.state.terminal():
+			p.removeLocked(e)
+		default:
+			p.closeLocked(e, outdated(name))
+		}
+	}
+}
+
 // Retire ends every connection of a server that is not to be used any more, and reports
 // whether there was one (R7).
 func (p *Pool) Retire(name string) (found bool) {
@@ -79,7 +100,7 @@ func (p *Pool) Retire(name string) (found bool) {
 		if e.state.terminal() {
 			p.removeLocked(e)
 		} else {
-			p.closeLocked(e, fault.New(fault.Interrupted, "server %q is not to be used any more", name))
+			p.closeLocked(e, outdated(name))
 		}
 	}
 	return found

@@ -104,6 +104,11 @@ func (m *Manager) Configure(s Settings) {
 	}
 	m.spawn(func() { m.retire(old, s.DrainDelay) })
 	views := changedViews(before, now)
+	for name, v := range views {
+		if v == newView && name != "" {
+			m.cfg.Pool.Discard(name)
+		}
+	}
 	for _, c := range clients {
 		c.tellView(views[c.scope])
 	}

@@ -173,6 +173,30 @@ func TestARemovedServerEndsAndMayComeBack(t *testing.T) {
 	}
 }
 
+// Case 45: what nobody uses in this moment ends at once when its configuration changes.
+func TestAnUnusedConnectionOfAChangedServerEndsAtOnce(t *testing.T) {
+	inWorld(t, usual, []*config.Server{server("a"), server("b")}, func(w *world) {
+		w.client("a", "").Delete()
+		w.client("b", "").Delete()
+		synctest.Wait()
+		if w.up() != 2 {
+			t.Fatalf("%d are up", w.up())
+		}
+		filtered := server("b")
+		filtered.ExcludeTools = []string{"x"}
+		w.configure(with("a", "new"), filtered)
+		synctest.Wait()
+		if w.up() != 1 {
+			t.Errorf("%d are up, want that of b, of which only the filter changed", w.up())
+		}
+		w.configure()
+		synctest.Wait()
+		if w.up() != 0 {
+			t.Errorf("%d are up", w.up())
+		}
+	})
+}
+
 // V4: a changed filter changes what sessions see and may call, and nothing at the server,
 // which is told nothing, whether it is shared or not.
 func TestAChangedFilterIsNotTheServersBusiness(t *testing.T) {
