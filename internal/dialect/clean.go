@@ -17,7 +17,8 @@ func (c *Call) strips() bool { return len(c.strip) > 0 }
 // and finds its texts.
 type cleaner struct {
 	*editor
-	call *Call
+	call  *Call
+	strip []string
 	// text takes the string at a span, ended says that no more of a text comes. Both
 	// are nil if nothing is to be scrubbed.
 	text  func(key textKey, at wire.Span)
@@ -25,13 +26,17 @@ type cleaner struct {
 	err   error
 }
 
-// clean collects what is to be changed in an event.
-func (c *Call) clean(p *piece, scrub *scrubber) error {
+// clean collects what is to be changed in an event, or in an answer that is no stream.
+func (c *Call) clean(p *piece, scrub *scrubber, stream bool) error {
 	if !c.strips() && c.endOfText == "" {
 		return nil
 	}
 	data := p.frame.data
-	cl := &cleaner{editor: &editor{raw: data}, call: c}
+	cl := &cleaner{editor: &editor{raw: data}, call: c, strip: c.strip}
+	if c.stripUsage && stream {
+		cl.strip = append(slices.Clip(c.strip), "usage")
+		p.dropped = countsOnly(parse(data))
+	}
 	if c.endOfText != "" {
 		cl.text = func(key textKey, at wire.Span) { scrub.text(key, p, data, at) }
 		cl.ended = scrub.end
@@ -41,6 +46,12 @@ func (c *Call) clean(p *piece, scrub *scrubber) error {
 	return cl.err
 }
 
+// countsOnly reports whether a chunk is there for its counts of tokens alone.
+func countsOnly(chunk *node) bool {
+	choices := chunk.get("choices")
+	return choices.kind() == '[' && len(choices.items()) == 0 && !isNullNode(chunk.get("usage"))
+}
+
 // cleaned returns an answer that is no stream as the client is to see it.
 func (c *Call) cleaned(body []byte) ([]byte, error) {
 	if !c.strips() && c.endOfText == "" {
@@ -48,7 +59,7 @@ func (c *Call) cleaned(body []byte) ([]byte, error) {
 	}
 	p := &piece{frame: &frame{data: body}}
 	scrub := &scrubber{stop: c.endOfText}
-	if err := c.clean(p, scrub); err != nil {
+	if err := c.clean(p, scrub, false); err != nil {
 		return nil, err
 	}
 	e := &editor{raw: body, edits: p.edits}
@@ -58,7 +69,7 @@ func (c *Call) cleaned(body []byte) ([]byte, error) {
 // object is editor's, with the names that are stripped dropped.
 func (c *cleaner) object(at wire.Span, visit func(key string, value wire.Span)) {
 	err := c.editor.object(at, func(key string, value wire.Span) verb {
-		if slices.Contains(c.call.strip, key) || c.first(value) == '{' && c.inside(key, value) {
+		if slices.Contains(c.strip, key) || c.first(value) == '{' && c.inside(key, value) {
 			return drop
 		}
 		visit(key, value)
@@ -72,7 +83,7 @@ func (c *cleaner) object(at wire.Span, visit func(key string, value wire.Span)) 
 // inside strips what is stripped of a member that stays otherwise, and reports whether
 // nothing of it would stay.
 func (c *cleaner) inside(key string, at wire.Span) (nothing bool) {
-	stripped := func(name string) bool { return slices.Contains(c.call.strip, key+"."+name) }
+	stripped := func(name string) bool { return slices.Contains(c.strip, key+"."+name) }
 	all := parse(at.Of(c.raw)).all()
 	switch n := len(slices.DeleteFunc(slices.Clone(all), func(m member) bool { return stripped(m.key) })); {
 	case n == len(all):
@@ -145,7 +156,7 @@ func (c *cleaner) choice(position int64, at wire.Span) {
 			c.texts(index, value)
 		}
 	})
-	if c.ended != nil && choice.get("finish_reason").str() != "" {
+	if c.ended != nil && (choice.get("finish_reason").str() != "" || len(choice.get("delta").get("tool_calls").items()) > 0) {
 		c.ended(index)
 	}
 }

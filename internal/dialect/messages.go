@@ -28,9 +28,12 @@ func (a *message) add(event string, data *node) eventKind {
 	if kind == "" {
 		kind = event
 	}
-	if kind != "message_start" && a.root == nil && kind != "ping" {
-		a.misfit = true
-		a.root = newObject()
+	switch kind {
+	case "content_block_start", "content_block_delta", "message_delta":
+		if a.root == nil {
+			a.misfit = true
+			a.root = newObject()
+		}
 	}
 	switch kind {
 	case "message_start":

@@ -58,14 +58,14 @@ func (p Profile) fields(r *Request) []field {
 	case p.Engine == VLLM && r.API == Chat:
 		// The first chunk has the prompt's ids, each its own.
 		fields = []field{logprobs, {idsMember, "true", []string{"prompt_token_ids", "token_ids"}}}
-	case p.Engine == SGLang && r.API == Chat:
-		fields = []field{logprobs}
-		if !r.Stream {
-			// It refuses all of these on streams. Older versions know but the latter two.
-			fields = append(fields,
-				field{idsMember, "true", []string{"token_ids"}},
-				field{"return_prompt_token_ids", "true", []string{"prompt_token_ids"}},
-				field{"return_meta_info", "true", []string{"meta_info"}})
+	case p.Engine == SGLang && r.API == Chat && !r.Stream:
+		// It refuses all of these but logprobs on streams. Older versions know the latter
+		// two and take no notice of the others.
+		fields = []field{
+			logprobs,
+			{idsMember, "true", []string{"prompt_token_ids", "token_ids"}},
+			{"return_prompt_token_ids", "true", []string{"prompt_token_ids"}},
+			{"return_meta_info", "true", []string{"meta_info"}},
 		}
 		if p.Experts {
 			fields = append(fields, field{"return_routed_experts", "true", []string{"sglext.routed_experts"}})

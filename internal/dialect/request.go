@@ -17,12 +17,14 @@ var ErrUnreadable = errors.New("the body is no JSON object")
 const (
 	sessionMember = "session_id"
 	idsMember     = "return_token_ids"
+	optionsMember = "stream_options"
+	countsMember  = "include_usage"
 )
 
 // routing has the members that decide what happens to a request. What was checked is
 // what is sent: one that stands twice, or in another letter case, is refused.
 var routing = []string{
-	"model", "stream", sessionMember, "tools", "tool_choice", "background", idsMember, "return_prompt_token_ids", "return_meta_info",
+	"model", "stream", optionsMember, sessionMember, "tools", "tool_choice", "background", idsMember, "return_prompt_token_ids", "return_meta_info",
 	"return_logprob", "return_routed_experts", "logprobs", "top_logprobs", "include_stop_str_in_output",
 }
 
@@ -43,9 +45,10 @@ type Request struct {
 	// engine runs it (C1).
 	HasMCPTool bool
 
-	body  []byte
-	asked map[string]bool // the routing members that are set to something true
-	tools []string        // the names of the functions that the model may call
+	body    []byte
+	asked   map[string]bool // the routing members that are set to something true
+	tools   []string        // the names of the functions that the model may call
+	options []byte          // stream_options, nil if there are none
 }
 
 // ParseRequest reads a generation. The body is kept, not copied. ErrUnreadable aside,
@@ -80,6 +83,8 @@ func ParseRequest(api API, body []byte) (*Request, error) {
 			if r.Session, err = session(raw); err != nil {
 				refused = err
 			}
+		case optionsMember:
+			r.options = raw
 		case "tools":
 			r.readTools(value)
 		}
@@ -186,6 +191,10 @@ type Call struct {
 	strip     []string // the members of answers that only roundhouse asked for
 	wantsIDs  bool     // whether the answer ought to have token ids
 	endOfText string   // what is scrubbed from the answer's texts
+
+	// stripUsage tells that only roundhouse asked for the counts on a stream. An answer
+	// that is none has them anyway.
+	stripUsage bool
 }
 
 // Opaque returns the call of a body that could not be read. It goes upstream as it
@@ -200,12 +209,18 @@ func (r *Request) Forward(p Profile, tokens bool) *Call {
 	set := map[string]string{}
 	if tokens {
 		c.wantsIDs = p.Engine.givesIDs(r.API)
+		var asked []string
 		for _, f := range p.fields(r) {
 			if r.asked[f.ask] {
+				asked = append(asked, f.back...)
 				continue
 			}
 			set[f.ask] = f.value
 			c.strip = append(c.strip, f.back...)
+		}
+		c.strip = slices.DeleteFunc(c.strip, func(name string) bool { return slices.Contains(asked, name) })
+		if len(set) > 0 && r.API == Chat && r.Stream && !r.countsTokens() {
+			set[optionsMember], c.stripUsage = r.withCounts(), true
 		}
 	}
 	if p.EndOfText != "" && (r.API == Chat || r.API == Messages) {
@@ -241,6 +256,23 @@ func (r *Request) Forward(p Profile, tokens bool) *Call {
 	}
 	c.Body = withMembers(e.apply(), added)
 	return c
+}
+
+// countsTokens reports whether the client wants a stream to tell how many tokens there
+// were.
+func (r *Request) countsTokens() bool {
+	return r.options != nil && truthy(parse(r.options).get(countsMember).append(nil))
+}
+
+// withCounts returns the options of a stream that tells so. By the counts it is found
+// out whether ids are missing (C-88).
+func (r *Request) withCounts() string {
+	options := newObject()
+	if r.options != nil && r.options[0] == '{' {
+		options = parse(r.options)
+	}
+	options.set(countsMember, &node{raw: []byte("true")})
+	return string(options.append(nil))
 }
 
 // serverTool reports whether an entry of tools is one that Anthropic itself runs.

@@ -16,11 +16,15 @@ type piece struct {
 	open  int         // how many characters of it may turn out to belong to an end-of-text string
 	hold  bool        // whether it is held until the turn is stored
 
-	sent, dropped bool // where it is
+	sent    bool // whether it is on its way or held
+	dropped bool // whether the client is to see nothing of it
 }
 
 // bytes returns what the client is to see of the piece.
 func (p *piece) bytes() []byte {
+	if p.dropped {
+		return nil
+	}
 	if len(p.edits) == 0 {
 		return p.raw
 	}
@@ -64,6 +68,15 @@ func (s *scrubber) text(key textKey, in *piece, data []byte, at wire.Span) {
 			s.texts = map[textKey]*match{}
 		}
 		s.texts[key] = m
+	}
+	if at.End-at.Start > len(`""`) {
+		// Where one text of a choice goes on the others have ended, and do not hold up
+		// the stream.
+		for other, m := range s.texts {
+			if other.index == key.index && other.name != key.name {
+				m.drop(len(m.chars))
+			}
+		}
 	}
 	for i := at.Start + 1; i < at.End-1; {
 		n := charLen(data[i : at.End-1])

@@ -227,7 +227,7 @@ func (s *Stream) object(p *piece, root *node) {
 		s.excess = fmt.Errorf("the answer is longer than %d bytes", s.opts.MaxAnswer)
 		return
 	}
-	if err := s.call.clean(p, &s.scrub); err != nil {
+	if err := s.call.clean(p, &s.scrub, true); err != nil {
 		s.malformed(err)
 	}
 	switch s.answer.add(p.frame.event, root) {
@@ -293,10 +293,12 @@ func (s *Stream) pass(p *piece) {
 
 // release sends what need not wait any more.
 func (s *Stream) release() {
-	for len(s.queue) > 0 && s.queue[0].open == 0 {
-		s.emit(s.queue[0])
-		s.queue = slices.Delete(s.queue, 0, 1)
+	n := 0
+	for n < len(s.queue) && s.queue[n].open == 0 {
+		s.emit(s.queue[n])
+		n++
 	}
+	s.queue = slices.Delete(s.queue, 0, n)
 }
 
 func (s *Stream) emit(p *piece) {

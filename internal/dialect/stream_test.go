@@ -257,6 +257,33 @@ func TestBytesFlowUntilTheTurnEnds(t *testing.T) {
 	}
 }
 
+// C4, A.16 row 39: an event waits only while its text may go on to be the end-of-text
+// string.
+func TestOnlyWhatMayBeScrubbedWaits(t *testing.T) {
+	r, err := dialect.ParseRequest(dialect.Chat, []byte(`{}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ waits, goesOn string }{
+		{`{"content":"a<"}`, `{"content":"b"}`},
+		{`{"reasoning":"a</s"}`, `{"content":"b"}`},
+		{`{"content":"</"}`, `{"tool_calls":[{"index":0}]}`},
+	} {
+		s := r.Forward(dialect.Profile{EndOfText: "</s>"}, false).Stream(dialect.Options{})
+		chunk := func(delta string) string {
+			return "data: {\"choices\":[{\"index\":0,\"delta\":" + delta + "}]}\n\n"
+		}
+		for _, delta := range []string{c.waits, `{}`, `{"content":""}`, `{"tool_calls":[]}`} {
+			if out, err := s.Feed([]byte(chunk(delta))); len(out) > 0 || err != nil {
+				t.Errorf("%s did not wait: %q, error %v", delta, out, err)
+			}
+		}
+		if out, _ := s.Feed([]byte(chunk(c.goesOn))); !bytes.HasPrefix(out, []byte(chunk(c.waits))) || !bytes.HasSuffix(out, []byte(chunk(c.goesOn))) {
+			t.Errorf("%s did not let %s go: %q", c.goesOn, c.waits, out)
+		}
+	}
+}
+
 // A.14, C11: a limit ends a strict stream, and lets a lenient one through.
 func TestLimitsEndTheReading(t *testing.T) {
 	long := strings.Repeat("a", 100)
