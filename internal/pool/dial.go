@@ -83,6 +83,14 @@ func (l *remoteLink) Modern(version string) {
 	}
 }
 
+// Taken implements eraLink; where there is no knowing, the server has taken it.
+func (l *remoteLink) Taken(ctx context.Context) error {
+	if c, ok := l.carrier.(interface{ Taken(context.Context) error }); ok {
+		return c.Taken(ctx)
+	}
+	return nil
+}
+
 // Facts implements Link.
 func (l *remoteLink) Facts() LinkFacts { return LinkFacts{Started: l.since} }
 

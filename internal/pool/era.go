@@ -197,6 +197,9 @@ func (p *Pool) SpeaksModern(w Want) bool {
 type eraLink interface {
 	// Modern makes it one of that version, or with "" one of the older era again.
 	Modern(version string)
+	// Taken waits a moment for the server to take notifications/initialized, and returns
+	// why it did not.
+	Taken(ctx context.Context) error
 	// Cancel tells the transport that nobody waits for a call any more.
 	Cancel(m *upstream.Message)
 }
@@ -218,10 +221,19 @@ func (c *connection) greet(ctx context.Context, d dialed) error {
 		return c.greetModern(ctx, d)
 	}
 	err := c.shakeHands(ctx, d)
-	if err == nil || d.tongue.fixed || !isRefusal(err) {
+	if d.tongue.fixed {
 		return err
 	}
-	// A server without the older era refuses initialize; so may one that has it.
+	doubt := err
+	if l, ok := c.link.(eraLink); ok && err == nil {
+		doubt = l.Taken(ctx)
+	}
+	if !isRefusal(doubt) {
+		return err
+	}
+	// A server without the older era refuses initialize, or answers it and refuses all
+	// that comes then. So may one that has it.
+	hand := c.hand
 	brief, cancel := context.WithTimeout(ctx, probeSilence)
 	defer cancel()
 	c.switchTo(wire.Version20260728)
@@ -229,6 +241,8 @@ func (c *connection) greet(ctx context.Context, d dialed) error {
 	if probeErr == nil && c.discovered(raw) {
 		return c.becomeModern(ctx, d)
 	}
+	c.switchTo("")
+	c.hand = hand
 	return err
 }
 

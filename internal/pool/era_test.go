@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +13,7 @@ import (
 	"roundhouse/internal/config"
 	"roundhouse/internal/era"
 	"roundhouse/internal/fault"
+	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
 )
 
@@ -183,6 +185,42 @@ func TestVerdictsAreForgotten(t *testing.T) {
 			t.Errorf("it is %s after a failure", e)
 		}
 	})
+}
+
+// M8: some servers of the newer era answer initialize, and refuse what comes then.
+func TestAHandshakeThatIsRefusedAfterwardsIsInDoubt(t *testing.T) {
+	refused := func(status int) error {
+		return &upstream.StatusError{Method: http.MethodPost, URL: "http://localhost/mcp", Status: status}
+	}
+	for _, c := range []struct {
+		name    string
+		modern  bool
+		untaken error
+		want    era.Era
+		probes  int
+	}{
+		{"the newer era only", true, refused(400), era.Modern, 1},
+		{"the older era, and no notifications", false, refused(400), era.Legacy, 1},
+		{"wants a login", true, refused(401), era.Legacy, 0},
+		{"overloaded", true, refused(503), era.Legacy, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inWorld(t, defaults, func(w *world) {
+				server, s := w.server("files")
+				s.set(func(s *script) { s.modern, s.untaken = c.modern, c.untaken })
+				for _, holder := range []string{"a", "b"} {
+					a := w.acquire(w.pool.NewHolder(holder), server)
+					w.expectEra(a, c.want)
+					if got := w.tools(a); len(got) != 1 {
+						t.Errorf("the tools are %q", got)
+					}
+				}
+				if got := w.asked(wire.Discover); got != c.probes || w.started() != 1 {
+					t.Errorf("%d processes, asked %d times for the newer era, want %d", w.started(), got, c.probes)
+				}
+			})
+		})
+	}
 }
 
 // M8: the file may say which era a server speaks, and then only that is tried.

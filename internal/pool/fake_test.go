@@ -109,6 +109,7 @@ type script struct {
 	silent    bool   // initialize is never answered
 	modern    bool   // it has the newer era, too
 	noLegacy  bool   // it refuses initialize
+	untaken   error  // it refuses notifications/initialized with this status, as over HTTP
 	noProbe   string // what a server without the newer era does when it is asked: "" is an error, else "silence" or "exit"
 	stillborn bool   // it ends instead of answering initialize
 	linger    time.Duration
@@ -131,7 +132,7 @@ func (s *script) get() script {
 	defer s.mu.Unlock()
 	return script{
 		dialDelay: s.dialDelay, deaf: s.deaf, dialErr: s.dialErr, failArg: s.failArg, initDelay: s.initDelay, silent: s.silent, stillborn: s.stillborn,
-		modern: s.modern, noLegacy: s.noLegacy, noProbe: s.noProbe, linger: s.linger, ignores: s.ignores, refuses: s.refuses, caps: s.caps, tools: s.tools, list: s.list, output: s.output,
+		modern: s.modern, noLegacy: s.noLegacy, untaken: s.untaken, noProbe: s.noProbe, linger: s.linger, ignores: s.ignores, refuses: s.refuses, caps: s.caps, tools: s.tools, list: s.list, output: s.output,
 	}
 }
 
@@ -189,8 +190,19 @@ func (w *world) dial(ctx context.Context, server *config.Server) (Link, error) {
 	if s.dialErr != nil {
 		return nil, s.dialErr
 	}
-	return w.start(server, all), nil
+	p := w.start(server, all)
+	if s.untaken != nil {
+		return untakenLink{p}, nil
+	}
+	return p, nil
 }
+
+// untakenLink is an eraLink to a server that refuses notifications/initialized.
+type untakenLink struct{ *proc }
+
+func (l untakenLink) Modern(string)               {}
+func (l untakenLink) Cancel(*upstream.Message)    {}
+func (l untakenLink) Taken(context.Context) error { return l.script.get().untaken }
 
 // A proc is a process of a scripted server, and the link to it.
 type proc struct {

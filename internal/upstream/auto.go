@@ -68,6 +68,9 @@ func (a *Auto) Post(m *Message) bool { return a.remote().Post(m) }
 // Cancel is that of HTTP.
 func (a *Auto) Cancel(m *Message) { a.remote().Cancel(m) }
 
+// Taken is that of HTTP.
+func (a *Auto) Taken(ctx context.Context) error { return a.remote().Taken(ctx) }
+
 // Modern is that of HTTP. The link becomes an SSE link all the same if initialize is
 // refused after Modern("").
 func (a *Auto) Modern(version string) { a.http.Modern(version) }

@@ -79,6 +79,41 @@ func TestTheHandshakeComesFirst(t *testing.T) {
 	})
 }
 
+// Who asks is told whether the server has taken notifications/initialized.
+func TestThatInitializedWasRefusedIsToldToWhoAsks(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		answer http.HandlerFunc
+		want   int // the status, or 0 for no error
+	}{
+		{"taken", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) }, 0},
+		{"refused", func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "Unsupported protocol version", http.StatusBadRequest)
+		}, 400},
+		{"silent", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFake(t)
+				f.handle(wire.Initialized, func(w http.ResponseWriter, r *http.Request, _ string) {
+					time.Sleep(time.Second)
+					c.answer(w, r)
+				})
+				r := f.start(t)
+				r.call("0", wire.MethodInitialize)
+				synctest.Wait()
+				r.notify(wire.Initialized)
+				begun := time.Now()
+				err := r.link.(*HTTP).Taken(t.Context())
+				status, ok := errors.AsType[*StatusError](err)
+				if ok != (c.want != 0) || ok && status.Status != c.want || !ok && err != nil || time.Since(begun) > initializedWait {
+					t.Errorf("after %v: %v", time.Since(begun), err)
+				}
+			})
+		})
+	}
+}
+
 // A server that never takes notifications/initialized holds up the rest for a moment only.
 func TestTheWaitForInitializedIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

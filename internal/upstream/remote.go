@@ -52,7 +52,8 @@ type remote struct {
 	calls       map[string]*exchange // in flight, by id
 	asking      int                  // messages that were taken and are not answered: see answered
 	settled     chan struct{}        // closed when there are none; nil if nobody waits for that
-	initialized chan struct{}        // closed when the server has taken that notification; nil before it is sent
+	initialized chan struct{}        // closed when the server has taken that notification, or not; nil before it is sent
+	untaken     error                // why it has not taken initialized
 }
 
 func newRemote(config HTTPConfig, e *endpoint) *remote {
@@ -358,6 +359,19 @@ func (r *remote) withdraw(x, target *exchange) {
 	target.cancel()
 }
 
+// Taken waits until the server has taken notifications/initialized, which has been
+// posted, but not for ever. It returns why the server did not take it, and nil if it did,
+// if it has not said anything yet, or if ctx has ended.
+func (r *remote) Taken(ctx context.Context) error {
+	r.mu.Lock()
+	gate := r.initialized
+	r.mu.Unlock()
+	pass(ctx, gate)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.untaken
+}
+
 // Cancel withdraws a call of 2026-07-28, by which the server knows that it is cancelled:
 // its stream is closed, or it is not sent if it has not left yet. No answer is to be
 // expected any more, but one that was on its way may still be delivered. Of an older
@@ -379,6 +393,11 @@ func (r *remote) Cancel(m *Message) {
 // notification or a response, so that goes to the log only.
 func (r *remote) fail(x *exchange, err error, sent bool) {
 	if !x.isCall() {
+		if x.message.Method == wire.Initialized {
+			r.mu.Lock()
+			r.untaken = err
+			r.mu.Unlock()
+		}
 		r.log.Warn("the server did not take a message", "method", x.message.Method, "err", err)
 		return
 	}
