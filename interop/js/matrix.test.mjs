@@ -57,7 +57,8 @@ const matrix = {
 };
 
 // The upstreams: the server, its era, and how it is configured, given a port that is free for it. session: every session
-// has a connection of its own. clients: 'stdio' means that clients start roundhouse connect.
+// has a connection of its own. clients: 'stdio' means that clients start roundhouse connect. settings are further ones of the
+// server: on stdio the SDK's server answers initialize whatever versions it is given, and the file has to say which era is meant.
 const everythingHTTP = (port) => new Child(process.execPath, [serverScript('everything'), 'streamableHttp'], { env: { ...process.env, PORT: String(port) } });
 const matrixHTTP = (era) => (port) => new Child(join(built, 'server'), ['-era', era, '-http', `127.0.0.1:${port}`]);
 const upstreams = {
@@ -67,11 +68,15 @@ const upstreams = {
   'Go, legacy, stdio, clients too': { server: matrix, era: 'legacy', command: join(built, 'server'), args: ['-era', 'legacy'], clients: 'stdio' },
   'Go, legacy, HTTP, a connection for each session': { server: matrix, era: 'legacy', http: matrixHTTP('legacy'), sharing: 'session' },
   'Go, legacy, HTTP, one connection': { server: matrix, era: 'legacy', http: matrixHTTP('legacy'), sharing: 'shared' },
+  'Go, modern, stdio': { server: matrix, era: 'modern', command: join(built, 'server'), args: ['-era', 'modern'], settings: { era: 'modern' } },
+  'Go, modern, stdio, clients too': { server: matrix, era: 'modern', command: join(built, 'server'), args: ['-era', 'modern'], settings: { era: 'modern' }, clients: 'stdio' },
+  'Go, modern, HTTP, a connection for each session': { server: matrix, era: 'modern', http: matrixHTTP('modern'), sharing: 'session' },
+  'Go, modern, HTTP, one connection': { server: matrix, era: 'modern', http: matrixHTTP('modern'), sharing: 'shared' },
 };
 
 /** Starts a server that is reached over HTTP, and gives its configuration. */
-async function configure(t, { command, args, http, sharing }) {
-  if (command) return { command, args };
+async function configure(t, { command, args, http, sharing, settings }) {
+  if (command) return { command, args, ...settings };
   const port = await freePort();
   const child = http(port);
   t.after(() => child.killAll());

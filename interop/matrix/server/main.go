@@ -1,6 +1,6 @@
 // The matrix server is made of the official Go SDK, and has one tool for each thing
-// that a client can experience. It speaks one era only, so that it is known which one
-// was spoken.
+// that a client can experience. Its tools work in one era only, so that it is known
+// which one was spoken.
 //
 //	server -era legacy|modern [-http ADDRESS]
 //
@@ -42,7 +42,7 @@ func run(isModern bool, address string) error {
 		SubscribeHandler:          accept,
 		UnsubscribeHandler:        func(context.Context, *mcp.UnsubscribeRequest) error { return nil },
 	})
-	addTools(server)
+	addTools(server, isModern)
 	server.AddResourceTemplate(&mcp.ResourceTemplate{Name: "marks", URITemplate: "mark://{name}"},
 		func(_ context.Context, r *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
 			return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: r.Params.URI, Text: "this is " + r.Params.URI}}}, nil
@@ -67,9 +67,12 @@ type held struct {
 	marks []string
 }
 
-func addTools(server *mcp.Server) {
+func addTools(server *mcp.Server, isModern bool) {
 	add := func(name string, f func(context.Context, *mcp.CallToolRequest, arguments) (*mcp.CallToolResult, error)) {
 		mcp.AddTool(server, &mcp.Tool{Name: name}, func(ctx context.Context, r *mcp.CallToolRequest, a arguments) (*mcp.CallToolResult, any, error) {
+			if version := r.ProtocolVersion(); (version >= modern) != isModern {
+				return nil, nil, fmt.Errorf("called in protocol version %s", version)
+			}
 			result, err := f(ctx, r, a)
 			return result, nil, err
 		})
