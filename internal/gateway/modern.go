@@ -3,7 +3,6 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
@@ -187,11 +186,26 @@ func checkMeta(f wire.Frame, meta wire.Routing) *refusal {
 
 // clientInfo reads the name and version of a client.
 func clientInfo(raw []byte) (string, bool) {
-	var v struct{ Name, Version *string }
-	if json.Unmarshal(raw, &v) != nil || v.Name == nil || v.Version == nil {
+	if len(raw) == 0 || raw[0] != '{' {
 		return "", false
 	}
-	return *v.Name + "/" + *v.Version, true
+	var name, version []byte
+	for m, err := range wire.Members(raw) {
+		switch {
+		case err != nil:
+			return "", false
+		case m.Key == "name":
+			name = m.Value.Of(raw)
+		case m.Key == "version":
+			version = m.Value.Of(raw)
+		}
+	}
+	n, err := wire.Text(name)
+	if err != nil {
+		return "", false
+	}
+	v, err := wire.Text(version)
+	return n + "/" + v, err == nil
 }
 
 // agrees checks that a header stands there once and says what the body does.
