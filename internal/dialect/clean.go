@@ -26,16 +26,17 @@ type cleaner struct {
 	err   error
 }
 
-// clean collects what is to be changed in an event, or in an answer that is no stream.
-func (c *Call) clean(p *piece, scrub *scrubber, stream bool) error {
+// clean collects what is to be changed in a piece: an event, whose data is event, or an
+// answer that is no stream, if event is nil.
+func (c *Call) clean(p *piece, scrub *scrubber, event *node) error {
 	if !c.strips() && c.endOfText == "" {
 		return nil
 	}
 	data := p.frame.data
 	cl := &cleaner{editor: &editor{raw: data}, call: c, strip: c.strip}
-	if c.stripUsage && stream {
+	if c.stripUsage && event != nil {
 		cl.strip = append(slices.Clip(c.strip), "usage")
-		p.dropped = countsOnly(parse(data))
+		p.dropped = countsOnly(event)
 	}
 	if c.endOfText != "" {
 		cl.text = func(key textKey, at wire.Span) { scrub.text(key, p, data, at) }
@@ -59,7 +60,7 @@ func (c *Call) cleaned(body []byte) ([]byte, error) {
 	}
 	p := &piece{frame: &frame{data: body}}
 	scrub := &scrubber{stop: c.endOfText}
-	if err := c.clean(p, scrub, false); err != nil {
+	if err := c.clean(p, scrub, nil); err != nil {
 		return nil, err
 	}
 	e := &editor{raw: body, edits: p.edits}
@@ -83,6 +84,10 @@ func (c *cleaner) object(at wire.Span, visit func(key string, value wire.Span)) 
 // inside strips what is stripped of a member that stays otherwise, and reports whether
 // nothing of it would stay.
 func (c *cleaner) inside(key string, at wire.Span) (nothing bool) {
+	leads := func(path string) bool { return len(path) > len(key) && path[len(key)] == '.' && path[:len(key)] == key }
+	if !slices.ContainsFunc(c.strip, leads) {
+		return false
+	}
 	stripped := func(name string) bool { return slices.Contains(c.strip, key+"."+name) }
 	all := parse(at.Of(c.raw)).all()
 	switch n := len(slices.DeleteFunc(slices.Clone(all), func(m member) bool { return stripped(m.key) })); {
@@ -146,6 +151,10 @@ func (c *cleaner) answer(at wire.Span) {
 }
 
 func (c *cleaner) choice(position int64, at wire.Span) {
+	if c.text == nil {
+		c.object(at, func(string, wire.Span) {})
+		return
+	}
 	choice := parse(at.Of(c.raw))
 	index, ok := choice.get("index").integer()
 	if !ok {
@@ -156,7 +165,7 @@ func (c *cleaner) choice(position int64, at wire.Span) {
 			c.texts(index, value)
 		}
 	})
-	if c.ended != nil && (choice.get("finish_reason").str() != "" || len(choice.get("delta").get("tool_calls").items()) > 0) {
+	if choice.get("finish_reason").str() != "" || len(choice.get("delta").get("tool_calls").items()) > 0 {
 		c.ended(index)
 	}
 }

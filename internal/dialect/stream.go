@@ -227,7 +227,7 @@ func (s *Stream) object(p *piece, root *node) {
 		s.excess = fmt.Errorf("the answer is longer than %d bytes", s.opts.MaxAnswer)
 		return
 	}
-	if err := s.call.clean(p, &s.scrub, true); err != nil {
+	if err := s.call.clean(p, &s.scrub, root); err != nil {
 		s.malformed(err)
 	}
 	switch s.answer.add(p.frame.event, root) {
