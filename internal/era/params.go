@@ -41,27 +41,71 @@ func VetParams(h http.Header, tool, arguments []byte) error {
 	return nil
 }
 
+// Callable reports whether a tool's marks are valid. A client over HTTP must not use one
+// whose are not.
+func Callable(tool []byte) bool {
+	if !bytes.Contains(tool, []byte(paramMark)) {
+		return true
+	}
+	list, ok := readMarks(tool)
+	var v struct {
+		InputSchema any `json:"inputSchema"`
+	}
+	_ = json.Unmarshal(tool, &v) // it was read before
+	return ok && countMarks(v.InputSchema) == len(list)
+}
+
+// countMarks counts the marks in a schema wherever they stand; those that are not reached
+// through properties only are not valid.
+func countMarks(schema any) (n int) {
+	switch v := schema.(type) {
+	case []any:
+		for _, x := range v {
+			n += countMarks(x)
+		}
+	case map[string]any:
+		for name, x := range v {
+			if names, ok := x.(map[string]any); ok && name == "properties" {
+				for _, p := range names { // which may have any name
+					n += countMarks(p)
+				}
+				continue
+			}
+			if name == paramMark {
+				n++
+			}
+			n += countMarks(x)
+		}
+	}
+	return n
+}
+
 // marks returns the arguments of a tool that have headers. A tool with a mark that is
 // not valid has none: its clients must not use it, and what they send means nothing.
 func marks(tool []byte) []marked {
+	list, _ := readMarks(tool)
+	return list
+}
+
+// readMarks returns the marks of a tool, and whether all are valid; if not, there are none.
+func readMarks(tool []byte) (list []marked, ok bool) {
 	var v struct {
 		InputSchema json.RawMessage `json:"inputSchema"`
 	}
 	if json.Unmarshal(tool, &v) != nil {
-		return nil
+		return nil, true
 	}
-	var list []marked
 	if !collectMarks(v.InputSchema, nil, &list) {
-		return nil
+		return nil, false
 	}
 	seen := map[string]bool{}
 	for _, m := range list {
 		if seen[m.header] {
-			return nil
+			return nil, false
 		}
 		seen[m.header] = true
 	}
-	return list
+	return list, true
 }
 
 // collectMarks adds the marks in a schema's properties. It reports whether all are

@@ -57,6 +57,9 @@ func TestHeadersForArguments(t *testing.T) {
 		if err := VetParams(http.Header{}, []byte(`{"inputSchema":`+schema+`}`), []byte(`{"a":"1","b":"2"}`)); err != nil {
 			t.Errorf("%s has marks that count: %v", schema, err)
 		}
+		if Callable([]byte(`{"inputSchema":` + schema + `}`)) {
+			t.Errorf("a tool with %s may be called over HTTP", schema)
+		}
 	}
 }
 

@@ -110,6 +110,7 @@ const (
 type catalogue struct {
 	fetch   func(ctx context.Context, k Kind, cursor []byte) ([]byte, error) // one page's raw result
 	changed func(k Kind)                                                     // after a list was replaced by a different one
+	usable  func(k Kind, item Item) bool                                     // whether it is listed; set before load, nil lists all
 
 	// Guarded by mu, which may be taken with Pool.mu held, never the other way.
 	mu    sync.Mutex
@@ -281,7 +282,13 @@ func (c *catalogue) read(ctx context.Context, k Kind) (*Listing, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read page %d of %s: %w", page, k, err)
 		}
-		l.Items = append(l.Items, items...)
+		for _, it := range items {
+			if c.usable == nil || c.usable(k, it) {
+				l.Items = append(l.Items, it)
+			} else {
+				whole = false
+			}
+		}
 		if next == nil {
 			if page == 1 && whole {
 				l.Raw = raw

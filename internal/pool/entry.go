@@ -281,7 +281,9 @@ func (p *Pool) lostLocked(e *entry, c *connection) {
 	p.tellLocked(e, func() {
 		p.cfg.Log.Warn("connection lost", "server", e.name, "connection", e.id, "generation", generation, "err", c.loss)
 	})
-	if open := p.countFailureLocked(e, c.loss); !open && e.heldLocked() && e.server.Recovery.Attempts > 0 {
+	if errors.Is(c.loss, errOutdated) {
+		p.failLocked(e) // a recovery would be in the same era
+	} else if open := p.countFailureLocked(e, c.loss); !open && e.heldLocked() && e.server.Recovery.Attempts > 0 {
 		p.recoverLocked(e, c, recovery{most: e.server.Recovery.Attempts, due: e.since.Add(delayBefore(e.server.Recovery, 1))})
 	} else {
 		p.failLocked(e)

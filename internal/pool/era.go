@@ -138,6 +138,9 @@ func (p *Pool) learnLocked(server string, e era.Era, a known) {
 		v = verdict{has: map[era.Era]known{}, until: time.Now().Add(verdictAge)}
 	}
 	v.has[e] = a
+	if a == no && v.has[e.Other()] == no {
+		v.has[e.Other()] = unknown // it must have one: the older news is wrong by now
+	}
 	p.verdicts[server] = v
 }
 
@@ -340,6 +343,9 @@ func (c *connection) discovered(raw []byte) bool {
 // becomeModern makes the connection one of the newer era and begins to listen.
 func (c *connection) becomeModern(ctx context.Context, d dialed) error {
 	c.meta = ourMeta(d)
+	if c.server.Transport != config.Stdio {
+		c.cat.usable = c.callable
+	}
 	n := mux.Newer{Meta: c.meta, Streams: c.server.Transport != config.Stdio}
 	for list, capability := range map[mux.List]string{mux.Tools: "tools", mux.Prompts: "prompts", mux.Resources: "resources"} {
 		if c.hand.Announces(capability) {
@@ -363,6 +369,15 @@ func (h *Handshake) Announces(list string) bool {
 		ListChanged bool `json:"listChanged"`
 	}
 	return json.Unmarshal(h.Capabilities[list], &v) == nil && v.ListChanged
+}
+
+// callable leaves out tools that no client may call over HTTP (H1).
+func (c *connection) callable(k Kind, it Item) bool {
+	ok := k != Tools || era.Callable(it.Raw)
+	if !ok {
+		c.link.Note(fmt.Sprintf("the tool %q is left out: its x-mcp-header annotations are not valid", it.Key))
+	}
+	return ok
 }
 
 // mirror says the marked arguments of a tools/call in its headers, as HTTP wants in the
@@ -402,14 +417,18 @@ func (a *Attachment) Reread(ctx context.Context, k Kind) error {
 	return nil
 }
 
-// Outdated says that the server no longer speaks the era of its connection. That ends;
-// the next one is begun in the other era, if need be.
+// errOutdated is why a connection ends whose server no longer speaks its era.
+var errOutdated = errors.New("the server has changed to another protocol era")
+
+// Outdated says that the server no longer speaks the era of its connection. That ends,
+// and the next one is begun in whichever era the server has now.
 func (a *Attachment) Outdated() {
-	p := a.holder.pool
+	p, e := a.holder.pool, a.entry
 	p.mu.Lock()
-	p.learnLocked(a.entry.tongue.names.server, a.entry.tongue.era, no)
+	delete(p.verdicts, e.tongue.names.server)
 	p.mu.Unlock()
-	if c := a.entry.conn.Load(); c != nil {
-		c.link.Abort(fault.New(fault.Interrupted, "server %q has changed to another protocol era", a.entry.name))
+	if c := e.conn.Load(); c != nil {
+		c.ending.Store(true) // before the call may be sent again: not on this link
+		c.link.Abort(&fault.Error{Reason: fault.Interrupted, Message: fmt.Sprintf("server %q has changed to another protocol era", e.name), Err: errOutdated})
 	}
 }

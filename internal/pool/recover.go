@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -90,10 +91,11 @@ func (p *Pool) hastenLocked(e *entry) {
 }
 
 // tryAgainLocked decides, when an attempt has failed with e.err, whether there will be
-// another. A server that wants a login would want it again.
+// another. A server that wants a login would want it again, and one that has changed its
+// era is for the next who comes.
 func (p *Pool) tryAgainLocked(e *entry) bool {
 	r := &e.recovery
-	if e.state != Recovering || r.asked || !e.heldLocked() || r.tries >= r.most || fault.Is(e.err, fault.NeedsLogin) {
+	if e.state != Recovering || r.asked || !e.heldLocked() || r.tries >= r.most || fault.Is(e.err, fault.NeedsLogin) || errors.Is(e.err, ErrOtherEra) {
 		return false
 	}
 	if !r.early {

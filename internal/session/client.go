@@ -354,12 +354,12 @@ func (c *Client) end(why *fault.Error) {
 		calls = append(calls, k)
 	}
 	c.mu.Unlock()
+	for _, k := range calls {
+		k.fail(why)
+	}
 	for _, a := range asks {
 		a.stop()
 		a.ask.Fail(wire.InternalError, "the client that was asked has left")
-	}
-	for _, k := range calls {
-		k.fail(why)
 	}
 	if c.stream != nil {
 		c.stream.End(why)

@@ -71,6 +71,8 @@ type link struct {
 	subs map[string]bool
 	lvls []string
 	seen []string
+
+	lastID string // of requests
 }
 
 func (w *world) dial(_ context.Context, s *config.Server) (pool.Link, error) {
@@ -130,6 +132,9 @@ func (l *link) take(f wire.Frame) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seen = append(l.seen, f.Method)
+	if f.Kind == wire.Request {
+		l.lastID = string(f.ID())
+	}
 	switch f.Method {
 	case wire.ResourcesSubscribe:
 		l.subs[uri] = true
