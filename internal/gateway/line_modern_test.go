@@ -3,9 +3,12 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -448,6 +451,77 @@ func TestAClientOnALineIsNotServedOverHTTP(t *testing.T) {
 		}
 		if len(w.list()) != 1 {
 			t.Error("the client was ended")
+		}
+	})
+}
+
+// M1, M2, N4: whatever clients of both eras do on lines at once, each request is answered
+// once or cancelled, and nothing is left of any of them.
+func TestLinesUnderStress(t *testing.T) {
+	withRelay(t, settings{}, func(w *world, rl *Relay) {
+		w.scripts["s"].caps = everyList
+		var wg sync.WaitGroup
+		for n := range 8 {
+			s := w.stranger(nil)
+			dice := rand.New(rand.NewPCG(uint64(n), 1))
+			wg.Go(func() {
+				open, done := map[string]bool{}, map[string]bool{}
+				read := func() {
+					for len(s.frames) > 0 {
+						f, err := wire.Parse([]byte(<-s.frames))
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						id := string(f.ID())
+						if f.Kind == wire.Response && (done[id] || !open[id]) {
+							t.Errorf("line %d: %s came for nobody", n, f.Raw)
+						}
+						if f.Kind == wire.Response {
+							done[id] = true
+							delete(open, id)
+						}
+					}
+				}
+				for k := range 150 {
+					id := strconv.Itoa(k)
+					switch dice.IntN(6) {
+					case 0:
+						s.asks(id, wire.SubscriptionsListen, `"notifications":{"toolsListChanged":true,"resourceSubscriptions":["x:1"]}`)
+						open[id] = true
+					case 1:
+						s.shimEnd.send(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}`, max(0, k-dice.IntN(5))))
+					case 2:
+						s.asks(id, wire.ToolsList, "")
+						open[id] = true
+					case 3:
+						if k > 100 {
+							s.shimEnd.send(fmt.Sprintf(caller, k, `{"ms":5}`)) // for which nobody has shaken hands
+							open[id] = true
+						}
+					default:
+						s.asks(id, wire.ToolsCall, echo(fmt.Sprintf(`{"ms":%d,"steps":3}`, dice.IntN(20))))
+						open[id] = true
+					}
+					time.Sleep(time.Duration(dice.IntN(6)) * time.Millisecond)
+					read()
+				}
+				if n%2 == 0 {
+					_ = s.conn.Close() // with requests in flight
+				} else {
+					time.Sleep(time.Second)
+					read()
+				}
+			})
+		}
+		for range 20 {
+			time.Sleep(15 * time.Millisecond)
+			w.proc("s").say(updated("x:1"))
+		}
+		wg.Wait()
+		synctest.Wait()
+		if st := w.sessions.Stats(); st.InFlight != 0 || len(w.list()) != 4 {
+			t.Errorf("left: %+v", st)
 		}
 	})
 }
