@@ -46,7 +46,7 @@ type Request struct {
 	HasMCPTool bool
 
 	body    []byte
-	asked   map[string]bool // the routing members that are set to something true
+	asked   map[string]bool // which routing members are set to something true
 	tools   []string        // the names of the functions that the model may call
 	options []byte          // stream_options, nil if there are none
 }
@@ -64,14 +64,12 @@ func ParseRequest(api API, body []byte) (*Request, error) {
 	seen := map[string]bool{}
 	err := e.object(at, func(key string, value wire.Span) verb {
 		name, err := routingName(key, seen)
-		if err != nil {
-			refused = err
+		if err != nil || name == "" {
+			refused = errors.Join(refused, err)
 			return keep
 		}
 		raw := value.Of(body)
-		if truthy(raw) {
-			r.asked[name] = true
-		}
+		r.asked[name] = truthy(raw)
 		switch name {
 		case "model":
 			r.Model, _ = wire.Text(raw)
@@ -80,9 +78,8 @@ func ParseRequest(api API, body []byte) (*Request, error) {
 		case idsMember:
 			r.NoTokens = !flag(raw, true)
 		case sessionMember:
-			if r.Session, err = session(raw); err != nil {
-				refused = err
-			}
+			r.Session, err = session(raw)
+			refused = errors.Join(refused, err)
 		case optionsMember:
 			r.options = raw
 		case "tools":
@@ -125,8 +122,8 @@ func CutSession(body []byte) (cut []byte, name string, err error) {
 	return e.apply(), name, nil
 }
 
-// routingName returns a member's name if it is one that routes, and notes that it was
-// seen.
+// routingName returns a member's name if it is one that routes, or else "", and notes
+// that it was seen.
 func routingName(key string, seen map[string]bool) (string, error) {
 	for _, name := range routing {
 		switch {
