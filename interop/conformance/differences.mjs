@@ -20,6 +20,12 @@ export const differences = [
   {
     ways: ['bridged'],
     fails: true,
+    scenarios: ['elicitation-sep1034-defaults', 'elicitation-sep1330-enums', 'tools-call-elicitation', 'tools-call-sampling'],
+    why: 'these tools ask their client while they run, which the server itself refuses in the new era',
+  },
+  {
+    ways: ['bridged'],
+    fails: true,
     scenarios: ['server-stateless'],
     check: 'sep-2575-http-server-method-not-found-404',
     why: 'the server refuses an unknown method with a status and text, which do not say that it is the method',
