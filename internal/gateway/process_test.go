@@ -43,7 +43,7 @@ func outside(t *testing.T, servers ...*config.Server) *world {
 		t.Fatal(err)
 	}
 	w := &world{T: t}
-	w.pool = pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Minute})
+	w.pool = pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Minute, Circuit: config.Defaults().Pool.Circuit})
 	w.sessions = session.NewManager(session.Config{
 		Pool:     w.pool,
 		Settings: session.Settings{Servers: servers, Limits: config.Sessions{Max: 100, IdleTimeout: time.Hour}, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute},

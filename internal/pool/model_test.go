@@ -253,6 +253,9 @@ func (m *model) finish(seed int) {
 	}
 	m.pool.Drain(context.Background(), seed%2 == 0)
 	sleep(2 * time.Minute)
+	if held := m.pool.Budget().Held; len(held) > 0 {
+		m.Errorf("in the end %v is held of the budget", held)
+	}
 	for _, cancel := range m.cancels {
 		cancel()
 	}
