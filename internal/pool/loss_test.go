@@ -314,7 +314,7 @@ func TestTerminalStatesAbsorb(t *testing.T) {
 // discarded: its loss, its changes, and the end of its dial.
 func TestAnOlderGenerationChangesNothing(t *testing.T) {
 	inWorld(t, defaults, func(w *world) {
-		server, _ := w.server("files")
+		server, s := w.server("files")
 		e := &ear{}
 		a := w.acquireWith(w.pool.NewHolder("a"), want(server, e))
 		old := a.entry.conn.Load()
@@ -332,6 +332,16 @@ func TestAnOlderGenerationChangesNothing(t *testing.T) {
 		if w.call(a, "echo").got() == "" {
 			t.Error("the attachment does not work")
 		}
+		s.set(func(s *script) { s.linger = time.Second })
+		go w.pool.Restart(context.Background(), "files")
+		synctest.Wait()
+		w.pool.resume(a.entry, 2) // the old process still ends
+		synctest.Wait()
+		if n := len(w.dialled()); n != 2 {
+			t.Errorf("%d dials: an attempt began before its time", n)
+		}
+		sleep(time.Second)
+		w.expectState("files", Active, 1)
 	})
 }
 

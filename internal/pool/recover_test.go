@@ -87,11 +87,17 @@ func TestWhatNobodyHoldsIsNotRecovered(t *testing.T) {
 				h := w.pool.NewHolder("a")
 				w.acquire(h, server)
 				sleep(10 * time.Second)
+				first := Recovering
 				if c.when < 0 {
 					h.Release()
+					first = Failed
 				}
 				s.set(func(s *script) { s.linger, s.dialDelay, s.dialErr = time.Second, time.Second, errRefused })
 				w.proc().out.Close() // and it lingers
+				synctest.Wait()
+				if i := w.only("files"); i.State != first {
+					t.Errorf("after the loss it is %s, want %s", i.State, first)
+				}
 				if c.when > 0 {
 					sleep(c.when)
 					w.expectState("files", Recovering, 1)
@@ -202,8 +208,8 @@ func TestACallDoesNotWaitForTheNextAttempt(t *testing.T) {
 				t.Errorf("a call got %v", err)
 			}
 		}
-		if len(w.dialled()) != 4 {
-			t.Errorf("%d dials, want 4", len(w.dialled()))
+		if all := w.dialled(); len(all) != 4 || !about(all[3].Sub(all[1]), 5*time.Second) {
+			t.Errorf("the dials were at %s: want four, of which the hasty one put off none", all)
 		}
 	})
 }
@@ -257,7 +263,28 @@ func TestAShortLifeIsFollowedByADelay(t *testing.T) {
 	}
 }
 
-// A server that wants a login is not tried again by itself: it would want it again.
+// R4: the attempts of a recovery keep their distance by themselves and are no failures
+// that open the circuit: it is not cut short, and who comes next may try.
+func TestARecoveryDoesNotOpenTheCircuit(t *testing.T) {
+	inWorld(t, guarded, func(w *world) {
+		server, s := w.lasting("search")
+		server.Recovery = config.Recovery{Attempts: 8, Delay: time.Second, MaxDelay: time.Second}
+		w.acquire(w.pool.NewHolder("a"), server)
+		sleep(time.Minute)
+		s.set(func(s *script) { s.dialErr = errRefused })
+		w.proc().die("exit status 1")
+		sleep(20 * time.Second)
+		w.expectState("search", Failed, 1)
+		if n := len(w.dialled()); n != 9 {
+			t.Errorf("%d dials, want 9", n)
+		}
+		s.set(func(s *script) { s.dialErr = nil })
+		w.acquire(w.pool.NewHolder("b"), server)
+	})
+}
+
+// A server that wants a login is not tried again by itself: it would want it again. That
+// is no failure either, so that nobody is told that the server is down (R4).
 func TestAServerThatWantsALoginIsNotTriedAgain(t *testing.T) {
 	inWorld(t, guarded, func(w *world) {
 		server, s := w.lasting("search")
@@ -271,6 +298,9 @@ func TestAServerThatWantsALoginIsNotTriedAgain(t *testing.T) {
 		e.expect(t, "lost: needs_login")
 		if len(w.dialled()) != 2 {
 			t.Errorf("%d dials, want 2", len(w.dialled()))
+		}
+		for range 10 {
+			expectReason(t, w.tryAcquire(server), fault.NeedsLogin)
 		}
 	})
 }
