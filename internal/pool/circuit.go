@@ -11,7 +11,7 @@ import (
 // circuit remembers how the connections of one identity failed (R4): it outlives the
 // entries. Losses and failed starts count alike, but not the attempts of a recovery,
 // which keep their distance by themselves, and not a restart by hand, which forgives
-// what was. It is guarded by Pool.mu.
+// what was, as does a new configuration. It is guarded by Pool.mu.
 type circuit struct {
 	pardon   uint64      // how often the server's failures had been forgiven when this began
 	failures []time.Time // within the window, oldest first
@@ -76,7 +76,7 @@ func (p *Pool) circuitsOf(owner *Holder) map[string]*circuit {
 // circuitLocked returns the circuit of an identity, or nil if nothing failed lately.
 func (p *Pool) circuitLocked(identity string, owner *Holder, name string) *circuit {
 	k := p.circuitsOf(owner)[identity]
-	if k == nil || k.pardon != p.pardons[name] {
+	if k == nil || k.pardon != p.pardonsLocked(name) {
 		return nil
 	}
 	return k
@@ -92,7 +92,7 @@ func (p *Pool) countFailureLocked(e *entry, err *fault.Error) (open bool) {
 	k := p.circuitLocked(e.identity, e.owner, e.name)
 	if k == nil {
 		p.sweepLocked(now)
-		k = &circuit{pardon: p.pardons[e.name]}
+		k = &circuit{pardon: p.pardonsLocked(e.name)}
 		p.circuitsOf(e.owner)[e.identity] = k
 	}
 	k.failed(p.cfg.Circuit, now, err)
@@ -123,6 +123,9 @@ func (p *Pool) sweepLocked(now time.Time) {
 
 // pardonLocked forgives what connections of a server did, whoever has them.
 func (p *Pool) pardonLocked(name string) { p.pardons[name]++ }
+
+// pardonsLocked is how often that has happened.
+func (p *Pool) pardonsLocked(name string) uint64 { return p.amnesty + p.pardons[name] }
 
 // refusalLocked returns the error for who asks for a connection while its circuit is
 // open, else nil.

@@ -190,9 +190,10 @@ func TestRareFailuresOpenNothing(t *testing.T) {
 }
 
 // R4: a person who has mended the server does not wait: a restart forgives, whether the
-// failed entry is still listed or not.
+// failed entry is still listed or not, and so does a configuration that is read anew.
 func TestARestartForgives(t *testing.T) {
-	for _, own := range []bool{false, true} {
+	for i := range 4 {
+		own, reload := i%2 == 1, i/2 == 1
 		inWorld(t, guarded, func(w *world) {
 			server, s := w.lasting("files")
 			h := w.pool.NewHolder("a")
@@ -206,9 +207,13 @@ func TestARestartForgives(t *testing.T) {
 			s.set(func(s *script) { s.dialErr = nil })
 			_, err := h.Acquire(context.Background(), want(server, nil))
 			expectReason(t, err, fault.CircuitOpen)
-			for _, r := range w.pool.Restart(context.Background(), "files") {
-				if !r.OK {
-					t.Errorf("the restart: %+v", r)
+			if reload {
+				w.pool.Configure(config.Pool{DrainDelay: testDrainDelay, Circuit: guarded.Circuit})
+			} else {
+				for _, r := range w.pool.Restart(context.Background(), "files") {
+					if !r.OK {
+						t.Errorf("the restart: %+v", r)
+					}
 				}
 			}
 			w.acquire(h, server)

@@ -73,6 +73,7 @@ type Pool struct {
 	circuits map[string]*circuit // by identity, of shared servers that failed a moment ago
 	swept    time.Time           // when circuits was last looked through
 	pardons  map[string]uint64   // server name → how often its failures were forgiven
+	amnesty  uint64              // how often those of all were
 	verdicts map[string]verdict  // what is known of servers, by names.server
 	unpooled uint64
 	drained  bool
@@ -101,12 +102,14 @@ func New(cfg Config) *Pool {
 	return p
 }
 
-// Configure replaces the timers, the budget and the circuit. A drain that has begun ends as it was
-// to end, and what lives already is not ended because of a smaller budget.
+// Configure replaces the timers, the budget and the circuit, and forgives all failures so
+// far, since what caused them may have been mended (R4). A drain that has begun ends as it
+// was to end, and what lives already is not ended because of a smaller budget.
 func (p *Pool) Configure(c config.Pool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cfg.DrainDelay, p.cfg.MaxIdle, p.cfg.Budget, p.cfg.Circuit = c.DrainDelay, c.MaxIdle, c.Budget, c.Circuit
+	p.amnesty++
 	p.rearmLocked()
 }
 
