@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"roundhouse/internal/config"
 	"roundhouse/internal/control"
 	"roundhouse/internal/session"
 )
@@ -97,6 +99,30 @@ func TestRestartOfNothing(t *testing.T) {
 	}
 	if r := w.send("", "POST", "/workspace/mcp/off/restart", ""); string(r.body) != `{"serverName":"off","restarted":false,"skipped":true,"reason":"disabled"}` {
 		t.Errorf("%s", r.body)
+	}
+}
+
+// R7: a server that was disabled or removed is torn down by a restart.
+func TestRestartOfWhatIsNotToBeUsed(t *testing.T) {
+	for _, text := range []string{`{"mcpServers": {}}`, `{"mcpServers": {"a": {"command": "x", "disabled": true}}}`} {
+		var now atomic.Pointer[config.Config]
+		w := newWorld(t, `{`+auth+`"mcpServers": {"a": {"command": "SERVER"}}}`, func(c *control.Config) {
+			now.Store(c.Config())
+			c.Config = now.Load
+		})
+		w.client(alice, "a", "")
+		later, err := config.Parse("/conf/x.json", []byte(text), config.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now.Store(later)
+		if r := w.send(alice, "POST", "/workspace/mcp/a/restart", ""); r.status != 403 && r.status != 404 || len(w.connections(root, "a")) != 1 {
+			t.Errorf("alice got %d %s", r.status, r.body)
+		}
+		if r := w.send(root, "POST", "/workspace/mcp/a/restart", ""); string(r.body) != `{"serverName":"a","restarted":false,"skipped":true,"reason":"disabled"}` {
+			t.Errorf("%d %s", r.status, r.body)
+		}
+		eventually(t, "it has ended", func() bool { return len(w.connections(root, "a")) == 0 })
 	}
 }
 

@@ -203,6 +203,28 @@ func TestAnAbandonedDialHoldsItsSlot(t *testing.T) {
 	})
 }
 
+// B1, R3: a lost connection keeps its slot while it waits for the next attempt.
+func TestARecoveryKeepsTheSlot(t *testing.T) {
+	inWorld(t, budgeted(1, 1), func(w *world) {
+		a, s := w.server("a")
+		a.Recovery = config.Recovery{Attempts: 3, Delay: 10 * time.Second, MaxDelay: 10 * time.Second}
+		b, _ := w.server("b")
+		h := w.pool.NewHolder("x")
+		w.acquire(h, a)
+		s.set(func(s *script) { s.dialErr = errRefused })
+		w.proc().die("exit status 1")
+		for range 4 {
+			sleep(4 * time.Second)
+			w.expectState("a", Recovering, 1)
+			w.refused(h, b)
+		}
+		s.set(func(s *script) { s.dialErr = nil })
+		sleep(30 * time.Second)
+		w.expectState("a", Active, 1)
+		w.refused(h, b)
+	})
+}
+
 // B1: a restart keeps the slot, and so does every moment between two connections.
 func TestARestartKeepsTheSlot(t *testing.T) {
 	inWorld(t, budgeted(1, 1), func(w *world) {

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 )
 
@@ -204,6 +205,93 @@ func TestARestartOfManyFailedEntriesHasOneResultForEach(t *testing.T) {
 				t.Fatalf("result %d is of the entry %d", i, r.Index)
 			}
 		}
+	})
+}
+
+// R7: what is started for the first time is not restarted; a restart of what is being
+// restarted is the same one.
+func TestARestartOfWhatIsBeingStarted(t *testing.T) {
+	inWorld(t, withEvents(), func(w *world) {
+		server, s := w.server("files")
+		s.set(func(s *script) { s.dialDelay = 10 * time.Second })
+		p := w.begin(context.Background(), w.pool.NewHolder("a"), want(server, nil))
+		synctest.Wait()
+		r := w.pool.Restart(context.Background(), "files")
+		if len(r) != 1 || r[0].OK || !r[0].Skipped || r[0].Reason != SkipInFlight || r[0].Index != 0 {
+			t.Errorf("the results are %+v", r)
+		}
+		w.expectTold(event.RestartRefused)
+		sleep(10 * time.Second)
+		if p.err != nil || w.started() != 1 {
+			t.Errorf("%v, %d processes", p.err, w.started())
+		}
+		s.set(func(s *script) { s.dialErr = errRefused; s.dialDelay = 0 })
+		w.pool.Restart(context.Background(), "files") // fails
+		s.set(func(s *script) { s.dialErr = nil; s.dialDelay = 10 * time.Second })
+		done := make(chan []Restarted, 2)
+		for range 2 {
+			go func() { done <- w.pool.Restart(context.Background(), "files") }()
+			sleep(time.Second)
+		}
+		sleep(10 * time.Second)
+		for range 2 {
+			if r := <-done; len(r) != 1 || !r[0].OK || r[0].Skipped {
+				t.Errorf("the results are %+v", r)
+			}
+		}
+	})
+}
+
+// R6: one connection is restarted alone.
+func TestARestartOfOneOfSeveral(t *testing.T) {
+	inWorld(t, defaults, func(w *world) {
+		server, _ := w.own("browser")
+		for _, name := range []string{"a", "b", "c"} {
+			w.acquire(w.pool.NewHolder(name), server)
+		}
+		if r := w.pool.RestartOne(context.Background(), "browser", 1); len(r) != 1 || !r[0].OK || r[0].Index != 1 {
+			t.Errorf("the results are %+v", r)
+		}
+		if r := w.pool.RestartOne(context.Background(), "browser", 3); len(r) != 0 {
+			t.Errorf("the results are %+v", r)
+		}
+		for i, x := range w.entries("browser") {
+			if want := uint64(1 + i%2); x.Generation != want {
+				t.Errorf("the entry %d has the generation %d", x.EntryIndex, x.Generation)
+			}
+		}
+	})
+}
+
+// R7: what is not to be used any more is torn down, in whatever state, and forgotten.
+func TestRetire(t *testing.T) {
+	inWorld(t, defaults, func(w *world) {
+		server, s := w.server("files")
+		slow, bad, other := *server, *server, *server
+		slow.Args, bad.Args, other.Name = []string{"slow"}, []string{"bad"}, "other"
+		w.scripts["other"] = s
+		e := &ear{}
+		h := w.pool.NewHolder("a")
+		w.acquire(h, &other)
+		a := w.acquireWith(h, want(server, e))
+		out := w.call(a, "hang")
+		s.set(func(s *script) { s.failArg = "bad" })
+		_, _ = h.Acquire(context.Background(), want(&bad, nil))
+		s.set(func(s *script) { s.dialDelay = time.Minute })
+		p := w.begin(context.Background(), h, want(&slow, nil))
+		synctest.Wait()
+		if !w.pool.Retire("files") || w.pool.Retire("files") || w.pool.Retire("nothing") {
+			t.Error("it does not say what there was")
+		}
+		synctest.Wait()
+		if left := w.entries("files"); len(left) != 0 || w.alive() != 1 {
+			t.Errorf("left are %+v, and %d processes", left, w.alive())
+		}
+		if reason, _, _ := reasonOf(t, out.got()); reason != fault.Interrupted || p.err == nil {
+			t.Errorf("the call got %s, who waited got %v", reason, p.err)
+		}
+		e.expect(t, "lost: interrupted")
+		w.expectState("other", Active, 1)
 	})
 }
 

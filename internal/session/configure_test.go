@@ -112,6 +112,25 @@ func TestAChangedServerIsReplacedWhileItsCallsEnd(t *testing.T) {
 	})
 }
 
+// Case 45: a call that is just being sent when the configuration changes is one of those
+// that may end at the old connection.
+func TestAChangeInTheMomentOfASend(t *testing.T) {
+	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
+		c := w.client("a", "")
+		changed := false
+		w.on = func(_ *link, f wire.Frame) bool {
+			if f.Method == wire.ToolsCall && !changed {
+				changed = true
+				w.configure(with("a", "new"))
+			}
+			return false
+		}
+		if got := c.do(1, wire.ToolsCall, `{"name":"echo","ms":5000}`); !strings.Contains(got, `"result"`) {
+			t.Errorf("it got %s", got)
+		}
+	})
+}
+
 // Case 45: the old connection ends within the drain limit, whatever runs there.
 func TestACallAtAReplacedServerEndsWithinTheDrainDelay(t *testing.T) {
 	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
@@ -334,6 +353,31 @@ func TestAnotherSharing(t *testing.T) {
 			if want := 1 + i%2; w.up() != want {
 				t.Errorf("as %s %d are up, want %d", s.Sharing, w.up(), want)
 			}
+		}
+	})
+}
+
+// M3, M6: a binding that clients would not find any more is given up: they declare
+// something else to the server now.
+func TestABindingThatNobodyFindsIsGivenUp(t *testing.T) {
+	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
+		c := w.client("", "")
+		c.capabilities, c.shareable = []byte(`{"sampling":{}}`), []byte(`{"sampling":{}}`)
+		c.do(1, wire.ToolsList, "{}")
+		refusing := server("a")
+		refusing.Interactive = config.Refuse
+		w.configure(refusing)
+		if got := c.do(2, wire.ToolsList, "{}"); !strings.Contains(got, "a__echo") {
+			t.Errorf("listed is %s", got)
+		}
+		synctest.Wait()
+		w.m.mu.Lock()
+		defer w.m.mu.Unlock()
+		if order := c.session.order; len(order) != 1 || string(order[0].capabilities) != "{}" || len(c.session.bindings) != 1 {
+			t.Errorf("the session has %d bindings", len(order))
+		}
+		if w.up() != 1 {
+			t.Errorf("%d are up", w.up())
 		}
 	})
 }
