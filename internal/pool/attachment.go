@@ -44,14 +44,15 @@ func (a *Attachment) Release() {
 }
 
 // Retire releases an attachment that the configuration has replaced: nobody asks for
-// its connection any more, so that it ends at once if nobody else holds it.
+// its connection any more, so that it ends at once if nobody else holds it. Who waits for
+// it to recover gets an error that allows a retry.
 func (a *Attachment) Retire() {
 	p, e := a.holder.pool, a.entry
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.detachLocked(a)
 	switch {
-	case e.heldLocked():
+	case len(e.atts) > 0:
 	case e.state.terminal():
 		p.removeLocked(e)
 	default:

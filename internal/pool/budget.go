@@ -108,10 +108,17 @@ func processesOf(held map[string]HeldSlot) (n int) {
 	return n
 }
 
-// admitLocked returns nil if another connection of that server is within the budget,
+// excess is a limit that another connection would exceed, and who holds what of it.
+type excess struct {
+	limit limit
+	most  int
+	held  map[string]HeldSlot
+}
+
+// excessLocked returns nil if another connection of that server is within the budget,
 // or if the budget refuses nothing. It warns when the connection takes the last quarter
 // of a limit (B3).
-func (p *Pool) admitLocked(server *config.Server) *fault.Error {
+func (p *Pool) excessLocked(server *config.Server) *excess {
 	b := p.cfg.Budget
 	if b.Mode == config.BudgetOff {
 		return nil
@@ -128,9 +135,9 @@ func (p *Pool) admitLocked(server *config.Server) *fault.Error {
 	enforced := b.Mode == config.BudgetEnforce
 	switch {
 	case enforced && b.Servers > 0 && servers > b.Servers && !slot:
-		return p.refuseLocked(server.Name, serverLimit, b.Servers, held)
+		return &excess{serverLimit, b.Servers, held}
 	case enforced && b.Processes > 0 && processes > b.Processes && server.Transport == config.Stdio:
-		return p.refuseLocked(server.Name, processLimit, b.Processes, held)
+		return &excess{processLimit, b.Processes, held}
 	}
 	p.warnLocked(serverLimit, b.Servers, servers)
 	p.warnLocked(processLimit, b.Processes, processes)
@@ -138,10 +145,10 @@ func (p *Pool) admitLocked(server *config.Server) *fault.Error {
 }
 
 // refuseLocked makes the error of a server that is over the budget (B2), and notes it.
-func (p *Pool) refuseLocked(server string, l limit, most int, held map[string]HeldSlot) *fault.Error {
+func (p *Pool) refuseLocked(server string, x *excess) *fault.Error {
 	r := p.budget.refused[server]
 	r.Server, r.Count, r.At = server, r.Count+1, time.Now()
-	r.Reason = fmt.Sprintf("all %d of pool.budget.%s are held", most, l)
+	r.Reason = fmt.Sprintf("all %d of pool.budget.%s are held", x.most, x.limit)
 	p.budget.refused[server] = r
 	if !slices.Contains(p.budget.batch, server) {
 		p.budget.batch = append(p.budget.batch, server)
@@ -153,7 +160,7 @@ func (p *Pool) refuseLocked(server string, l limit, most int, held map[string]He
 			p.tellRefusalsLocked()
 		})
 	}
-	slots := sortedSlots(held)
+	slots := sortedSlots(x.held)
 	var holders []string
 	for _, h := range slots {
 		holders = append(holders, h.String())
@@ -162,7 +169,7 @@ func (p *Pool) refuseLocked(server string, l limit, most int, held map[string]He
 		server, r.Reason, strings.Join(holders, ", "))
 	err.Server = server
 	err.Data = map[string]any{
-		"budget":  map[string]any{"limit": l, "most": most},
+		"budget":  map[string]any{"limit": x.limit, "most": x.most},
 		"held":    slots,
 		"refused": slices.Sorted(maps.Keys(p.budget.refused)),
 	}

@@ -230,13 +230,13 @@ func (h *Holder) Acquire(ctx context.Context, w Want) (*Attachment, error) {
 			if err := p.refusalLocked(w.Server.Name, identity, owner); err != nil {
 				return nil, err
 			}
-			switch err := p.admitLocked(w.Server); {
-			case err == nil:
+			switch over, other := p.excessLocked(w.Server), p.otherLocked(w); {
+			case over == nil:
 				e = p.spawnLocked(identity, w, owner)
-			case p.otherLocked(w) != nil:
-				e = p.otherLocked(w) // the other era is better than nothing
+			case other != nil:
+				e = other // the other era is better than nothing
 			default:
-				return nil, err
+				return nil, p.refuseLocked(w.Server.Name, over)
 			}
 			if owner != nil {
 				mine = e

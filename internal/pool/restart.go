@@ -70,14 +70,14 @@ func outdated(name string) *fault.Error {
 }
 
 // Discard ends those connections of a server that nobody holds, and forgets failed ones:
-// its configuration has changed, so that nobody will ask for them. Those that are held
-// end with Attachment.Retire.
-func (p *Pool) Discard(name string) {
+// its configuration has changed at that time, so that nobody will ask for them. Dials that
+// began before that are given up. Connections that are held end with Attachment.Retire.
+func (p *Pool) Discard(name string, at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range p.entries {
 		switch {
-		case e.name != name || e.heldLocked():
+		case e.name != name || len(e.atts) > 0 || e.waiters > 0 && !e.created.Before(at):
 		case e.state.terminal():
 			p.removeLocked(e)
 		default:
@@ -136,8 +136,11 @@ func (p *Pool) skipLocked(e *entry) string {
 	switch {
 	case e.state == Spawning && e.restart.IsZero():
 		return SkipInFlight
-	case e.state == Failed && e.owner == nil && p.admitLocked(e.server) != nil:
-		return SkipBudget
+	case e.state == Failed && e.owner == nil:
+		if over := p.excessLocked(e.server); over != nil {
+			p.refuseLocked(e.name, over)
+			return SkipBudget
+		}
 	}
 	return ""
 }

@@ -76,7 +76,7 @@ func rebound(before, after *config.Server) bool {
 // at the old one may go on for DrainDelay. Clients hear list_changed for what they see.
 // It does not wait for any of this, and must not be called twice at a time.
 func (m *Manager) Configure(s Settings) {
-	now := newSettings(s)
+	now, begun := newSettings(s), time.Now()
 	m.mu.Lock()
 	before := m.live.Load()
 	m.live.Store(now) // under mu: nobody binds by the old settings any more
@@ -106,7 +106,7 @@ func (m *Manager) Configure(s Settings) {
 	views := changedViews(before, now)
 	for name, v := range views {
 		if v == newView && name != "" {
-			m.cfg.Pool.Discard(name)
+			m.cfg.Pool.Discard(name, begun)
 		}
 	}
 	for _, c := range clients {

@@ -131,6 +131,29 @@ func TestAChangeInTheMomentOfASend(t *testing.T) {
 	})
 }
 
+// Case 45, R3: a call that waits for a lost server gets the mended one, of which it need not
+// wait for the old one's recovery.
+func TestAChangeMendsAServerThatRecovers(t *testing.T) {
+	inWorld(t, usual, []*config.Server{lasting("a")}, func(w *world) {
+		c := w.recovering()
+		x := newTray()
+		begun := time.Now()
+		go c.Session().Do(c, frame(7, wire.ToolsCall, `{"name":"echo"}`), x)
+		time.Sleep(time.Second)
+		w.slow(0)
+		mended := lasting("a")
+		mended.Args = []string{"mended"}
+		w.configure(mended)
+		if got := <-x.done; !isResult(got) || time.Since(begun) > 10*time.Second {
+			t.Errorf("after %s it got %s", time.Since(begun), got.AppendTo(nil))
+		}
+		synctest.Wait()
+		if w.up() != 1 || len(w.link("a").server.Args) != 1 {
+			t.Errorf("%d are up", w.up())
+		}
+	})
+}
+
 // Case 45: the old connection ends within the drain limit, whatever runs there.
 func TestACallAtAReplacedServerEndsWithinTheDrainDelay(t *testing.T) {
 	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
@@ -271,16 +294,21 @@ func TestAChangedFilterIsNotTheServersBusiness(t *testing.T) {
 }
 
 // Case 45: a change while the old configuration is being dialled is not missed: who waits
-// gets the new one, and the old one ends.
+// gets the new one at once, and the old one ends.
 func TestAChangeDuringTheStart(t *testing.T) {
 	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
-		w.slow(10 * time.Second)
+		w.slow(50 * time.Second)
 		var wg sync.WaitGroup
 		var c *Client
 		wg.Go(func() { c = w.client("a", "") })
 		time.Sleep(time.Second)
+		w.slow(10 * time.Second)
+		begun := time.Now()
 		w.configure(with("a", "new"))
 		wg.Wait()
+		if took := time.Since(begun); took > 11*time.Second {
+			t.Errorf("the new one was there after %s", took)
+		}
 		if got := c.do(1, wire.ToolsCall, `{"name":"echo"}`); !strings.Contains(got, "result") {
 			t.Error(got)
 		}
