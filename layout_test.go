@@ -33,6 +33,7 @@ var arrows = map[string][]string{
 	"internal/config":   {"secret"},
 	"internal/era":      {"wire"},
 	"internal/relay":    {"wire"},
+	"internal/trace":    {"store"},
 	"internal/dialect":  {"wire"},
 
 	// Leaves.

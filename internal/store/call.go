@@ -117,6 +117,9 @@ func (r *Result) check() error {
 	if r.Logprobs != nil && len(r.Logprobs) != len(r.OutputIDs) {
 		return fmt.Errorf("%w: %d tokens with %d logprobs", ErrInvalid, len(r.OutputIDs), len(r.Logprobs))
 	}
+	if !isJSON(r.Usage) {
+		return fmt.Errorf("%w: the usage must be JSON", ErrInvalid)
+	}
 	return nil
 }
 

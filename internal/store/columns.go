@@ -129,6 +129,9 @@ func unpackJSON(column string, into any) error {
 	return nil
 }
 
+// isJSON reports whether v, if there is one, can be put into other JSON.
+func isJSON(v json.RawMessage) bool { return len(v) == 0 || json.Valid(v) }
+
 // rawJSON is a column of JSON as it came.
 func rawJSON(v json.RawMessage) any {
 	if len(v) == 0 {

@@ -56,6 +56,9 @@ func (s *Store) SaveSession(ctx context.Context, v Session) error {
 	if err := v.check(); err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
+	if !isJSON(v.Metadata) || !isJSON(v.Clients) {
+		return fmt.Errorf("%s: %w: its metadata and clients must be JSON", doing, ErrInvalid)
+	}
 	return s.submit(ctx, doing, len(v.Metadata)+len(v.Clients), func(c *conn) error {
 		_, err := c.change(saveSession, v.Principal, v.ID, v.Incarnation, v.Kind, v.Workspace, v.State,
 			packTime(v.Created), packTime(v.LastActivity), rawJSON(v.Metadata), rawJSON(v.Clients))

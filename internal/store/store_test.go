@@ -21,6 +21,25 @@ import (
 	"time"
 )
 
+// quick is a directory in memory, where there is such a thing: for tests that sync much
+// and do not ask what the disk has, or ask our own disk.
+func quick(t testing.TB) string {
+	t.Helper()
+	if _, err := os.Stat("/dev/shm"); err != nil {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "store")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 const roleVariable = "ROUNDHOUSE_STORE_TEST_PATH"
 
 // TestMain is also a process that commits calls until it is killed.
@@ -57,7 +76,7 @@ func commitForEver(path string) {
 // G1, C6: kill -9 loses no committed turn; and while the process lives nobody else
 // gets at its database.
 func TestAKilledProcessLosesNoCommittedTurn(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "test.db")
+	path := filepath.Join(quick(t), "test.db")
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -99,8 +118,7 @@ func TestAKilledProcessLosesNoCommittedTurn(t *testing.T) {
 // what is found then is whole.
 func TestCommittedTurnsSurviveALossOfPower(t *testing.T) {
 	d := newDisk(t)
-	dir := t.TempDir()
-	s := openAt(t, filepath.Join(dir, "test.db"), hooks{vfs: t.Name()})
+	s := openAt(t, filepath.Join(quick(t), "test.db"), hooks{vfs: t.Name()})
 	var mu sync.Mutex
 	committed := map[string]bool{}
 	var wg sync.WaitGroup
@@ -156,7 +174,7 @@ func TestAFailedSyncIsNeverReportedAsNotStoredYetStored(t *testing.T) {
 	for _, bad := range []int{1, 2, 3, 4, -1} {
 		t.Run(fmt.Sprint(bad), func(t *testing.T) {
 			d := newDisk(t)
-			s := openAt(t, filepath.Join(t.TempDir(), "test.db"), hooks{vfs: t.Name()})
+			s := openAt(t, filepath.Join(quick(t), "test.db"), hooks{vfs: t.Name()})
 			begin(t, s, call("c"))
 			d.set(bad, 0)
 			err := s.Commit(t.Context(), key, "c", result("answer"))
@@ -183,7 +201,7 @@ func TestAFailedSyncIsNeverReportedAsNotStoredYetStored(t *testing.T) {
 // fits; with room again the store goes on by itself.
 func TestAFullDisk(t *testing.T) {
 	d := newDisk(t)
-	s := openAt(t, filepath.Join(t.TempDir(), "test.db"), hooks{vfs: t.Name()})
+	s := openAt(t, filepath.Join(quick(t), "test.db"), hooks{vfs: t.Name()})
 	begin(t, s, call("large"))
 	begin(t, s, call("small"))
 	large := result("answer")

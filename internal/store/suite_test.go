@@ -530,6 +530,8 @@ func TestNonsenseIsRefused(t *testing.T) {
 		v.Policy = "off"
 		wantErr(t, s.Begin(t.Context(), v), ErrInvalid)
 		wantErr(t, s.SaveSession(t.Context(), Session{}), ErrInvalid)
+		wantErr(t, s.SaveSession(t.Context(), Session{SessionKey: key, Metadata: []byte("{")}), ErrInvalid)
+		wantErr(t, s.Commit(t.Context(), key, "c", Result{Outcome: Refused, Usage: []byte("{")}), ErrInvalid)
 	})
 }
 

@@ -1,0 +1,39 @@
+package trace
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+)
+
+// ReadRewards reads a file of rewards: a line of JSON for each session, such as
+// {"session_id":"s1","reward":0.5}. A reward is any JSON; of two for one session the
+// later counts.
+func ReadRewards(r io.Reader) (map[string]json.RawMessage, error) {
+	rewards := map[string]json.RawMessage{}
+	lines := bufio.NewReader(r)
+	for n := 1; ; n++ {
+		line, err := lines.ReadBytes('\n')
+		if err != nil && err != io.EOF {
+			return nil, fmt.Errorf("read the rewards: %w", err)
+		}
+		if len(bytes.TrimSpace(line)) > 0 {
+			var v struct {
+				Session string          `json:"session_id"`
+				Reward  json.RawMessage `json:"reward"`
+			}
+			if err := json.Unmarshal(line, &v); err != nil {
+				return nil, fmt.Errorf("read the rewards: line %d: %w", n, err)
+			}
+			if v.Session == "" || v.Reward == nil {
+				return nil, fmt.Errorf(`read the rewards: line %d needs "session_id" and "reward"`, n)
+			}
+			rewards[v.Session] = v.Reward
+		}
+		if err == io.EOF {
+			return rewards, nil
+		}
+	}
+}
