@@ -313,16 +313,14 @@ func (c *Call) rewrite(f wire.Frame, r wire.Routing) []byte {
 	}
 	slices.SortFunc(places, func(a, b wire.Span) int { return a.Start - b.Start })
 
-	var num [20]byte
-	id := strconv.AppendUint(num[:0], c.id, 10)
 	var edits [3]wire.Edit
 	for i, at := range places {
-		edits[i] = wire.Edit{At: at, With: id}
+		edits[i] = wire.Edit{At: at, With: c.message.ID}
 		if level != nil && at == r.Level {
 			edits[i].With = level
 		}
 	}
-	return wire.Splice(make([]byte, 0, len(f.Raw)+3*len(num)), f.Raw, edits[:len(places)]...)
+	return wire.Splice(nil, f.Raw, edits[:len(places)]...)
 }
 
 // Ready returns a channel that is closed when the call may be sent, or nil when
@@ -356,7 +354,7 @@ func (c *Call) Cancel(frame wire.Frame, at wire.Span) bool {
 		if frame.Raw == nil {
 			return cancelFrame(id, "")
 		}
-		return wire.Splice(make([]byte, 0, len(frame.Raw)+len(id)), frame.Raw, wire.Edit{At: at, With: id})
+		return wire.Splice(nil, frame.Raw, wire.Edit{At: at, With: id})
 	})
 }
 

@@ -417,7 +417,7 @@ func (a *Ask) settle() bool {
 // Answer passes the client's response on, with the server's id.
 func (a *Ask) Answer(f wire.Frame) {
 	if a.settle() {
-		a.m.cfg.Post(wire.Splice(make([]byte, 0, len(f.Raw)+len(a.id)), f.Raw, wire.Edit{At: f.IDSpan, With: a.id}))
+		a.m.cfg.Post(wire.Splice(nil, f.Raw, wire.Edit{At: f.IDSpan, With: a.id}))
 	}
 }
 

@@ -59,6 +59,8 @@ type Frame struct {
 	Method string // decoded; "" in responses
 
 	IDSpan, ParamsSpan, ResultSpan, ErrorSpan Span
+
+	params *params // read-only; nil if params is no object
 }
 
 // ID returns the id as it is spelled, or nil without one. Ids are distinct by
@@ -88,7 +90,8 @@ func (e *ParseFailure) Error() string { return e.Message }
 var envelope = []string{"jsonrpc", "id", "method", "params", "result", "error"}
 
 // Parse reads the envelope of one frame: a JSON object, with or without white space
-// around it. The frame keeps raw and copies nothing of it.
+// around it. The frame keeps raw and copies nothing of it. What Routing tells is read in
+// the same pass.
 //
 // The whole text must be strictly valid JSON in UTF-8, nested at most 512 deep; its
 // numbers, escapes and unknown members are left alone. A frame is refused if a
@@ -131,8 +134,11 @@ type envelopeReader struct {
 func (e *envelopeReader) read() error {
 	raw := e.frame.Raw
 	w := walker{t: raw, depth: 1}
-	for w.member() {
+	for w.name() {
 		name := raw[w.key.Start+1 : w.key.End-1]
+		if !e.value(&w, name) {
+			break
+		}
 		switch string(name) {
 		case "jsonrpc":
 			e.set(&e.version, w.value, "jsonrpc")
@@ -158,6 +164,20 @@ func (e *envelopeReader) read() error {
 		return err
 	}
 	return w.t.checkUTF8()
+}
+
+// value reads the value of a member; that of params for its members, too.
+func (e *envelopeReader) value(w *walker, name []byte) bool {
+	if string(name) != "params" || w.at >= len(w.t) || w.t[w.at] != '{' {
+		return w.read(w.at)
+	}
+	p, end, err := readParams(w.t, w.at)
+	if err != nil {
+		return w.fail(err)
+	}
+	e.frame.params = p
+	w.value, w.at = Span{w.at, end}, end
+	return true
 }
 
 func (e *envelopeReader) set(span *Span, value Span, name string) {

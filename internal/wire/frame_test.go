@@ -186,7 +186,9 @@ func TestFailuresQuoteNothing(t *testing.T) {
 	}
 }
 
-func TestParseAndRoutingAllocateNothing(t *testing.T) {
+// A request is read in one pass that makes nothing but a note of its params; an answer
+// takes none.
+func TestParseAllocatesLittle(t *testing.T) {
 	raw := []byte(`{"jsonrpc":"2.0","id":1,"trace":"0","method":"tools/call","params":{"name":"x","arguments":{"a":[1,{"b":"\n"}]},` +
 		`"_meta":{"progressToken":1,"roundhouse/session":"s","other":2}}}`)
 	if n := testing.AllocsPerRun(100, func() {
@@ -197,8 +199,16 @@ func TestParseAndRoutingAllocateNothing(t *testing.T) {
 		if _, err := f.Routing(); err != nil {
 			t.Fatal(err)
 		}
+	}); n != 1 {
+		t.Errorf("%v allocations for a request", n)
+	}
+	raw = []byte(`{"jsonrpc":"2.0","id":1,"result":{"name":1,"params":{}}}`)
+	if n := testing.AllocsPerRun(100, func() {
+		if _, err := Parse(raw); err != nil {
+			t.Fatal(err)
+		}
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations for an answer", n)
 	}
 }
 

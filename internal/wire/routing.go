@@ -42,98 +42,104 @@ type Routing struct {
 	ProtocolVersion, ClientCapabilities, ClientInfo, LogLevel Span
 }
 
-// Routing finds the values in params that decide where the frame goes. Absent params,
-// and params in an array, have none.
+// Routing returns the values in params that decide where the frame goes, as Parse found
+// them. Absent params, and params in an array, have none.
 //
 // If one of these members stands twice, or in another case or with escapes, the
 // frame is refused: what was checked is what is sent (W2). An error is a
 // *ParseFailure with the code InvalidParams and the frame's id.
 func (f Frame) Routing() (Routing, error) {
-	var r Routing
-	if !f.ParamsSpan.Present() || f.Raw[f.ParamsSpan.Start] != '{' {
-		return r, nil
+	switch {
+	case f.params == nil:
+		return Routing{}, nil
+	case f.params.refusal != "":
+		return Routing{}, &ParseFailure{Code: InvalidParams, Message: "read " + f.params.refusal, ID: f.ID()}
 	}
-	w := walker{t: f.Raw, at: f.ParamsSpan.Start, depth: 2}
+	return f.params.Routing, nil
+}
+
+// params is what was found in the object that a frame's params are.
+type params struct {
+	Routing
+	refusal string // why the frame cannot be routed, or ""
+}
+
+// refuse keeps the first reason why the frame cannot be routed.
+func (p *params) refuse(format string, args ...any) {
+	if p.refusal == "" {
+		p.refusal = fmt.Sprintf(format, args...)
+	}
+}
+
+// set notes a member, unless it stood there before.
+func (p *params) set(span *Span, value Span, where string, name []byte) {
+	if span.Present() {
+		p.refuse("%s: the member %q stands twice", where, name)
+		return
+	}
+	*span = value
+}
+
+// readParams reads the object that opens at t[i], and returns the index behind it.
+func readParams(t source, i int) (*params, int, error) {
+	p := &params{}
+	w := walker{t: t, at: i, depth: 2}
 	for w.member() {
-		var span *Span
-		name := f.Raw[w.key.Start+1 : w.key.End-1]
+		name := t[w.key.Start+1 : w.key.End-1]
 		switch string(name) {
 		case "name":
-			span = &r.Name
+			p.set(&p.Name, w.value, "params", name)
 		case "uri":
-			span = &r.URI
+			p.set(&p.URI, w.value, "params", name)
 		case "arguments":
-			span = &r.Arguments
+			p.set(&p.Arguments, w.value, "params", name)
 		case "requestId":
-			span = &r.RequestID
+			p.set(&p.RequestID, w.value, "params", name)
 		case "level":
-			span = &r.Level
+			p.set(&p.Level, w.value, "params", name)
 		case "cursor":
-			span = &r.Cursor
+			p.set(&p.Cursor, w.value, "params", name)
 		case "ref":
-			span = &r.Ref
+			p.set(&p.Ref, w.value, "params", name)
 		case "progressToken":
-			span = &r.ProgressOf
+			p.set(&p.ProgressOf, w.value, "params", name)
 		case "_meta":
-			span = &r.Meta
+			p.set(&p.Meta, w.value, "params", name)
 		default:
 			if variant := variantOf(name, paramNames); variant != "" {
-				return Routing{}, f.refuse("params: the member %q is spelled in another way", variant)
+				p.refuse("params: the member %q is spelled in another way", variant)
 			}
-			continue
-		}
-		if span.Present() {
-			return Routing{}, f.refuse("params: the member %q stands twice", name)
-		}
-		*span = w.value
-	}
-	if w.err != nil {
-		return Routing{}, f.refuse("params: %v", w.err)
-	}
-	if r.Meta.Present() && f.Raw[r.Meta.Start] == '{' {
-		if err := f.readMeta(&r); err != nil {
-			return Routing{}, err
 		}
 	}
-	return r, nil
+	if w.err == nil && p.Meta.Present() && t[p.Meta.Start] == '{' {
+		p.readMeta(t)
+	}
+	return p, w.at, w.err
 }
 
-func (f Frame) readMeta(r *Routing) error {
-	w := walker{t: f.Raw, at: r.Meta.Start, depth: 3}
+// readMeta reads the object that params._meta is, which is known to be valid.
+func (p *params) readMeta(t source) {
+	w := walker{t: t, at: p.Meta.Start, depth: 3}
 	for w.member() {
-		var span *Span
-		name := f.Raw[w.key.Start+1 : w.key.End-1]
+		name := t[w.key.Start+1 : w.key.End-1]
 		switch string(name) {
 		case metaToken:
-			span = &r.ProgressToken
+			p.set(&p.ProgressToken, w.value, "params._meta", name)
 		case metaVersion:
-			span = &r.ProtocolVersion
+			p.set(&p.ProtocolVersion, w.value, "params._meta", name)
 		case metaCapabilities:
-			span = &r.ClientCapabilities
+			p.set(&p.ClientCapabilities, w.value, "params._meta", name)
 		case metaClient:
-			span = &r.ClientInfo
+			p.set(&p.ClientInfo, w.value, "params._meta", name)
 		case metaLevel:
-			span = &r.LogLevel
+			p.set(&p.LogLevel, w.value, "params._meta", name)
 		case metaSession:
-			span = &r.Session
-			r.SessionMember = cut(f.Raw, Member{KeySpan: w.key, Value: w.value})
+			p.set(&p.Session, w.value, "params._meta", name)
+			p.SessionMember = cut(t, Member{KeySpan: w.key, Value: w.value})
 		default:
 			if variant := variantOf(name, metaNames); variant != "" {
-				return f.refuse("params._meta: the member %q is spelled in another way", variant)
+				p.refuse("params._meta: the member %q is spelled in another way", variant)
 			}
-			continue
 		}
-		if span.Present() {
-			return f.refuse("params._meta: the member %q stands twice", name)
-		}
-		*span = w.value
 	}
-	if w.err != nil {
-		return f.refuse("params._meta: %v", w.err)
-	}
-	return nil
-}
-
-func (f Frame) refuse(format string, args ...any) error {
-	return &ParseFailure{Code: InvalidParams, Message: "read " + fmt.Sprintf(format, args...), ID: f.ID()}
 }

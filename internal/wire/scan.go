@@ -215,7 +215,11 @@ type walker struct {
 }
 
 // member steps to the next member of an object.
-func (w *walker) member() bool {
+func (w *walker) member() bool { return w.name() && w.read(w.at) }
+
+// name steps to the next member of an object and reads its name; its value, which must be
+// read next, begins at w.at.
+func (w *walker) name() bool {
 	t := w.t
 	i, ok := w.step('{', '}')
 	if !ok {
@@ -232,7 +236,8 @@ func (w *walker) member() bool {
 	if i = t.space(end); i >= len(t) || t[i] != ':' {
 		return w.fail(broken(i, "a colon is missing"))
 	}
-	return w.read(t.space(i + 1))
+	w.at = t.space(i + 1)
+	return true
 }
 
 // element steps to the next element of an array.

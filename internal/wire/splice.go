@@ -17,23 +17,26 @@ type Edit struct {
 // programming error and panics. It allocates only if dst has too little room, and
 // dst must not share memory with raw.
 func Splice(dst, raw []byte, edits ...Edit) []byte {
-	size := len(raw)
-	for _, e := range edits {
-		size += len(e.With)
-	}
-	if room := cap(dst) - len(dst); room < size {
-		dst = append(make([]byte, 0, len(dst)+size), dst...)
-	}
-	done := 0
+	var room [9][]byte
+	parts := append(room[:0], dst)
+	size, done := 0, 0
 	for _, e := range edits {
 		if e.At.Start < done || e.At.End < e.At.Start || e.At.End > len(raw) {
 			panic("wire: edits overlap or are out of order")
 		}
-		dst = append(dst, raw[done:e.At.Start]...)
-		dst = append(dst, e.With...)
+		parts = append(parts, raw[done:e.At.Start], e.With)
+		size += e.At.Start - done + len(e.With)
 		done = e.At.End
 	}
-	return append(dst, raw[done:]...)
+	parts = append(parts, raw[done:])
+	size += len(raw) - done
+	if cap(dst)-len(dst) < size {
+		return bytes.Join(parts, nil) // it knows how to make room without zeroing it
+	}
+	for _, p := range parts[1:] {
+		dst = append(dst, p...)
+	}
+	return dst
 }
 
 // Member is one member of a JSON object. The spans are relative to the object's
@@ -131,13 +134,19 @@ func Valid(raw []byte) error {
 	return t.checkUTF8()
 }
 
+// IsBatch reports whether raw is a top-level JSON array, if it is JSON.
+func IsBatch(raw []byte) bool {
+	raw = trim(raw)
+	return len(raw) > 0 && raw[0] == '['
+}
+
 // SplitBatch takes a top-level JSON array apart; the frames share memory with raw.
 // If raw is anything else, batch is false and raw is the only frame. The frames are
 // to be parsed by Parse, each for itself. An empty or broken array is a
 // *ParseFailure.
 func SplitBatch(raw []byte) (frames [][]byte, batch bool, err error) {
 	raw = trim(raw)
-	if len(raw) == 0 || raw[0] != '[' {
+	if !IsBatch(raw) {
 		return [][]byte{raw}, false, nil
 	}
 	for span, err := range Elements(raw) {
