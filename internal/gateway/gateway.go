@@ -6,7 +6,6 @@
 package gateway
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -213,40 +212,31 @@ func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Call
 		fail(w, 0, nil, err)
 		return
 	}
-	if tooMany(body) {
-		g.malformed(w, &wire.ParseFailure{Code: wire.InvalidRequest, Message: fmt.Sprintf("a batch may hold %d messages at most", maxBatch)})
+	if wire.IsBatch(body) {
+		g.postBatch(w, r, caller, body)
 		return
 	}
-	raws, batch, err := wire.SplitBatch(body)
+	f, err := parse(body)
 	if err != nil {
 		g.malformed(w, err)
 		return
 	}
-	if !batch {
-		f, err := parse(body)
-		if err != nil {
-			g.malformed(w, err)
-			return
-		}
-		if g.modern(w, r, caller, f) {
-			return
-		}
-		if f.Kind == wire.Request && f.Method == wire.MethodInitialize {
-			g.initialize(w, r, caller, f)
-			return
-		}
-		c := g.client(w, r, caller, requestID(f))
-		if c == nil {
-			return
-		}
-		if err := misnamed(c, f); err != nil {
-			fail(w, http.StatusBadRequest, f.ID(), err)
-			return
-		}
-		g.frames(w, r, c, []wire.Frame{f}, nil, false)
+	if g.modern(w, r, caller, f) {
 		return
 	}
-	g.postBatch(w, r, caller, raws)
+	if f.Kind == wire.Request && f.Method == wire.MethodInitialize {
+		g.initialize(w, r, caller, f)
+		return
+	}
+	c := g.client(w, r, caller, requestID(f))
+	if c == nil {
+		return
+	}
+	if err := misnamed(c, f); err != nil {
+		fail(w, http.StatusBadRequest, f.ID(), err)
+		return
+	}
+	g.frames(w, r, c, []wire.Frame{f}, nil, false)
 }
 
 // maxBatch is how many messages a batch may hold: without a limit, its smallest
@@ -254,9 +244,6 @@ func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Call
 const maxBatch = 1000
 
 func tooMany(body []byte) bool {
-	if b := bytes.TrimLeft(body, " \t\r\n"); len(b) == 0 || b[0] != '[' {
-		return false
-	}
 	n := 0
 	for range wire.Elements(body) {
 		if n++; n > maxBatch {
@@ -272,9 +259,6 @@ const metaSession = "roundhouse/session"
 // misnamed returns what is wrong when a frame names another session than its
 // client's.
 func misnamed(c *session.Client, f wire.Frame) error {
-	if !bytes.Contains(f.Raw, []byte(metaSession)) {
-		return nil
-	}
 	r, err := f.Routing()
 	if err != nil || !r.Session.Present() {
 		return nil // Do says what is wrong with params that cannot be read
@@ -304,7 +288,16 @@ func parse(raw []byte) (wire.Frame, error) {
 }
 
 // postBatch takes a batch apart; the protocol had them until 2025-03-26 (W3).
-func (g *Gateway) postBatch(w http.ResponseWriter, r *http.Request, caller front.Caller, raws [][]byte) {
+func (g *Gateway) postBatch(w http.ResponseWriter, r *http.Request, caller front.Caller, body []byte) {
+	if tooMany(body) {
+		g.malformed(w, &wire.ParseFailure{Code: wire.InvalidRequest, Message: fmt.Sprintf("a batch may hold %d messages at most", maxBatch)})
+		return
+	}
+	raws, _, err := wire.SplitBatch(body)
+	if err != nil {
+		g.malformed(w, err)
+		return
+	}
 	if slices.ContainsFunc(raws, isModern) || slices.Contains(r.Header.Values(versionHeader), wire.Version20260728) {
 		g.malformed(w, &wire.ParseFailure{Code: wire.InvalidRequest, Message: "there are no batches in " + wire.Version20260728})
 		return
@@ -347,14 +340,19 @@ func (g *Gateway) malformed(w http.ResponseWriter, err error) {
 	writeJSON(w, http.StatusBadRequest, wire.ErrorReply(bad.ID, wire.ErrorObject(bad.Code, bad.Message)))
 }
 
+// jsonType is the value of a header that never changes, shared by all answers.
+var jsonType = []string{"application/json"}
+
 func writeJSON(w http.ResponseWriter, status int, parts ...[]byte) {
 	n := 0
 	for _, p := range parts {
 		n += len(p)
 	}
 	h := w.Header()
-	h.Set("Content-Type", "application/json")
-	h.Set("Content-Length", strconv.Itoa(n))
+	h["Content-Type"] = jsonType
+	if n > 1<<10 { // net/http measures what is shorter, and makes nothing for it
+		h["Content-Length"] = []string{strconv.Itoa(n)}
+	}
 	w.WriteHeader(status)
 	for _, p := range parts {
 		if _, err := w.Write(p); err != nil {

@@ -42,11 +42,10 @@ type call struct {
 // modern answers a frame of 2026-07-28, and reports whether it was one.
 func (g *Gateway) modern(w http.ResponseWriter, r *http.Request, caller front.Caller, f wire.Frame) bool {
 	claimed := slices.Contains(r.Header.Values(versionHeader), wire.Version20260728)
-	marked := bytes.Contains(f.Raw, []byte(wire.MetaPrefix))
-	if !claimed && !marked || f.Method == wire.MethodInitialize && !marked {
+	meta, err := f.Routing()
+	if err != nil && (!claimed || f.Method == wire.MethodInitialize) && !bytes.Contains(f.Raw, []byte(wire.MetaPrefix)) {
 		return false
 	}
-	meta, err := f.Routing()
 	switch {
 	case err == nil && !meta.ProtocolVersion.Present() && (!claimed || f.Method == wire.MethodInitialize):
 		return false

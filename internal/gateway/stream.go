@@ -40,6 +40,7 @@ type stream struct {
 	// nil adds nothing.
 	header func(http.Header) int
 	queue  []queued
+	room   [1]queued // of queue at first: most answers come alone
 	bytes  int
 	open   int    // answers that are still to come; the standing stream never ends
 	seq    uint64 // of the last event that was handed to a reader
@@ -78,7 +79,9 @@ func (r *reader) stop() { r.once.Do(func() { close(r.done) }) }
 
 // newStream returns the stream of a POST that waits for n answers.
 func newStream(t *transport, n int, batch bool) *stream {
-	return &stream{t: t, batch: batch, open: n, wake: make(chan struct{}, 1)}
+	s := &stream{t: t, batch: batch, open: n, wake: make(chan struct{}, 1)}
+	s.queue = s.room[:0]
+	return s
 }
 
 // Note implements mux.Outlet.

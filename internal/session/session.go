@@ -182,6 +182,9 @@ func (s *Session) enterLocked() (begin func()) {
 		s.armLocked(s.lastActivity)
 	}
 	rested := s.rested
+	if !woke && rested == nil {
+		return func() {}
+	}
 	return func() {
 		if rested != nil {
 			<-rested // what is given back must not be used; nothing waits on the way there
