@@ -67,12 +67,28 @@ var asks = map[string]bool{wire.ToolsCall: true, wire.PromptsGet: true, wire.Res
 // PublicMeta is a _meta object without what the protocol and roundhouse keep in it. It is
 // the same text if there is nothing of that.
 func PublicMeta(meta []byte) ([]byte, error) {
+	return keepMeta(meta, func(key string) bool {
+		key = strings.ToLower(key)
+		return !strings.HasPrefix(key, wire.MetaPrefix) && !strings.HasPrefix(key, "roundhouse/")
+	})
+}
+
+// saidByServers is what servers of the newer era, and they only, add to a _meta.
+func saidByServers(key string) bool {
+	return key == wire.MetaServerInfo || key == wire.MetaSubscription
+}
+
+// olderMeta is a server's _meta object without what only the newer era has there.
+func olderMeta(meta []byte) ([]byte, error) {
+	return keepMeta(meta, func(key string) bool { return !saidByServers(key) })
+}
+
+func keepMeta(meta []byte, keep func(key string) bool) ([]byte, error) {
 	whole := true
 	kept, err := wire.Keep(meta, func(key string) bool {
-		key = strings.ToLower(key)
-		keep := !strings.HasPrefix(key, wire.MetaPrefix) && !strings.HasPrefix(key, "roundhouse/")
-		whole = whole && keep
-		return keep
+		keeps := keep(key)
+		whole = whole && keeps
+		return keeps
 	})
 	if whole {
 		return meta, err
@@ -80,9 +96,9 @@ func PublicMeta(meta []byte) ([]byte, error) {
 	return kept, err
 }
 
-// withoutReserved returns an object, such as params or a result, whose _meta has nothing
-// of the protocol's and roundhouse's own any more; one that becomes empty is cut out.
-func withoutReserved(object []byte) ([]byte, error) {
+// withMeta returns an object, such as params or a result, whose _meta was cut by cut; one
+// that becomes empty is cut out.
+func withMeta(object []byte, cut func(meta []byte) ([]byte, error)) ([]byte, error) {
 	for m, err := range wire.Members(object) {
 		if err != nil {
 			return nil, err
@@ -91,7 +107,7 @@ func withoutReserved(object []byte) ([]byte, error) {
 		if m.Key != "_meta" || meta[0] != '{' {
 			continue
 		}
-		kept, err := PublicMeta(meta)
+		kept, err := cut(meta)
 		if err != nil || len(kept) == len(meta) {
 			return object, err
 		}
@@ -108,11 +124,11 @@ func withoutReserved(object []byte) ([]byte, error) {
 // hide none: a peer that spells one so is not understood by others, either.
 func hasReserved(raw []byte) bool { return bytes.Contains(raw, []byte(wire.MetaPrefix)) }
 
-// Unmarked returns a notification without what the newer era keeps in its _meta, such as
-// the id of a subscription.
+// Unmarked returns a server's notification without what only the newer era has in its
+// _meta, such as the id of a subscription.
 func Unmarked(f wire.Frame) []byte {
 	if p := f.Params(); len(p) > 0 && p[0] == '{' && hasReserved(p) {
-		if kept, err := withoutReserved(p); err == nil {
+		if kept, err := withMeta(p, olderMeta); err == nil {
 			return wire.Splice(nil, f.Raw, wire.Edit{At: f.ParamsSpan, With: kept})
 		}
 	}

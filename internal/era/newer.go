@@ -55,7 +55,7 @@ func Newer(f wire.Frame, s Sender) (wire.Frame, error) {
 		}
 	}
 	if hasReserved(params) {
-		if params, err = withoutReserved(params); err != nil {
+		if params, err = withMeta(params, PublicMeta); err != nil {
 			return f, err
 		}
 	}
@@ -247,7 +247,7 @@ func BareResult(result []byte) []byte {
 		}
 	}
 	if hasReserved(bare) {
-		if kept, err := withoutReserved(bare); err == nil {
+		if kept, err := withMeta(bare, olderMeta); err == nil {
 			bare = kept
 		}
 	}
@@ -322,7 +322,7 @@ func Initialized(discover []byte, version, name string) ([]byte, error) {
 					info = x.Value.Of(value)
 				}
 			}
-			if value, err = PublicMeta(value); err != nil {
+			if value, err = olderMeta(value); err != nil {
 				return nil, err
 			}
 			if len(value) == len("{}") {

@@ -26,7 +26,7 @@ func Older(f wire.Frame) (wire.Frame, error) {
 	}
 	params, err := wire.Keep(f.Params(), func(key string) bool { return !isAnswer(key) })
 	if err == nil {
-		params, err = withoutReserved(params)
+		params, err = withMeta(params, PublicMeta)
 	}
 	if err != nil {
 		return f, err

@@ -233,7 +233,10 @@ func parseHandshake(raw []byte) (*Handshake, error) {
 	if h.Version == "" {
 		return nil, errors.New("the result has no protocolVersion")
 	}
-	if !wire.KnownVersion(h.Version) {
+	switch {
+	case era.Of(h.Version) == era.Modern:
+		return nil, errNoHandshake
+	case !wire.KnownVersion(h.Version):
 		return nil, fmt.Errorf("the server chose the protocol version %q, which roundhouse does not know", h.Version)
 	}
 	return h, nil

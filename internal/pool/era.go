@@ -295,10 +295,13 @@ func (c *connection) greetModern(ctx context.Context, d dialed) error {
 	return shaken
 }
 
+// errNoHandshake means that a server answered initialize with a version that has none.
+var errNoHandshake = errors.New("the server chose a protocol version that has no initialize")
+
 // isRefusal reports whether err is a server's answer that it does not know, or does not
 // take, what it was asked. 401, 403, 408 and 429 say nothing about that, nor does 5xx.
 func isRefusal(err error) bool {
-	if _, ok := errors.AsType[*RPCError](err); ok {
+	if _, ok := errors.AsType[*RPCError](err); ok || errors.Is(err, errNoHandshake) {
 		return true
 	}
 	s, ok := errors.AsType[*upstream.StatusError](err)

@@ -44,7 +44,11 @@ func TestFramesArriveAsTheyWereSent(t *testing.T) {
 	byName := map[string]*server{}
 	for _, transport := range transports {
 		for i, x := range exchanges {
-			byName[fmt.Sprintf("%s/%d", transport, i)] = &server{x: x, got: make(chan arrival, 16), standing: make(chan string), gone: make(chan struct{})}
+			isModern := strings.HasPrefix(transport, modern)
+			if isModern && x.changes() {
+				continue
+			}
+			byName[fmt.Sprintf("%s/%d", transport, i)] = &server{x: x, modern: isModern, got: make(chan arrival, 16), standing: make(chan string), gone: make(chan struct{})}
 		}
 	}
 	all := serve(t, byName)
@@ -56,12 +60,21 @@ func TestFramesArriveAsTheyWereSent(t *testing.T) {
 	url := start(t, entries)
 	for _, transport := range transports {
 		t.Run(transport, func(t *testing.T) {
+			played := 0
 			for i, x := range exchanges {
+				s := byName[fmt.Sprintf("%s/%d", transport, i)]
+				if s == nil {
+					continue
+				}
+				played++
 				t.Run(x.name, func(t *testing.T) {
 					t.Parallel()
 					name := fmt.Sprintf("%s-%d", transport, i)
-					run(t, byName[fmt.Sprintf("%s/%d", transport, i)], transport, url+"/mcp/"+name, name)
+					run(t, s, transport, url+"/mcp/"+name, name)
 				})
+			}
+			if played < 40 {
+				t.Errorf("%d exchanges only", played)
 			}
 		})
 	}
@@ -126,7 +139,7 @@ func run(t *testing.T, s *server, transport, url, name string) {
 	k := &talk{T: t, server: s, client: c, newline: "\r\n",
 		clients: values{"id": s.x.setup["id"], "token": s.x.setup["token"], "session": name},
 		servers: values{"ask": `"a\u0073k-1.0"`, "asktoken": `1.5E+1`}}
-	if transport == "stdio" {
+	if strings.HasSuffix(transport, "stdio") {
 		k.newline = ""
 	}
 	if slices.ContainsFunc(s.x.steps, func(s step) bool { return s.mark == "<<" }) {
@@ -171,10 +184,10 @@ func (k *talk) step(s step) {
 		if a.reply != nil {
 			k.reply = a.reply
 		}
-		k.compare(where, k.servers, s.as, a.frame)
+		k.compare(where, k.servers, s.as, k.unsaid(a.frame, s.as)...)
 	case "<", "=<":
 		if s.mark == "<" {
-			k.reply(k.servers.fill(k.T, s.text, k.newline))
+			k.reply(k.said(k.servers.fill(k.T, s.text, k.newline)))
 		}
 		frame, _ := next(k.T, k.answer, where+": the frame at the client")
 		k.compare(where, k.clients, s.as, frame)
@@ -197,9 +210,55 @@ func (k *talk) step(s step) {
 	}
 }
 
-func (k *talk) compare(where string, v values, want, got string) {
+// compare wants one of several readings of what came.
+func (k *talk) compare(where string, v values, want string, got ...string) {
 	k.Helper()
-	if !v.match(want, got) {
-		k.Fatalf("%s: arrived as\n%s\nwant\n%s", where, got, want)
+	if !slices.ContainsFunc(got, func(reading string) bool { return v.match(want, reading) }) {
+		k.Fatalf("%s: arrived as\n%s\nwant\n%s", where, got[0], want)
 	}
+}
+
+// triple is what the bridge adds to the _meta of each request of the client's.
+const triple = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+	`"io.modelcontextprotocol/clientCapabilities":{"elicitation":{},"roots":{},"sampling":{}},"io.modelcontextprotocol/clientInfo":{"name":"c","version":"1"}`
+
+// unsaid takes away what the bridge has added, once; there are several ways in which it
+// may have come there. A request without it is not taken for one with it.
+func (k *talk) unsaid(frame, want string) (readings []string) {
+	if !k.server.modern || !isRequest.MatchString(want) || strings.Contains(want, `"params":[`) {
+		return []string{frame}
+	}
+	for _, added := range []struct{ what, was string }{
+		{`,"params":{"_meta":{` + triple + `}}`, ""}, {`{"_meta":{` + triple + `}}`, "null"}, {`"_meta":{` + triple + `},`, ""}, {`"_meta":{` + triple + `}`, ""},
+		{`{` + triple + `}`, "null"}, {triple + `,`, ""}, {triple, ""},
+	} {
+		if before, after, ok := strings.Cut(frame, added.what); ok {
+			readings = append(readings, before+added.was+after)
+		}
+	}
+	if readings == nil {
+		k.Fatalf("the request does not say who sends it: %s", frame)
+	}
+	return readings
+}
+
+// said adds to a result what a server of 2026-07-28 says there, where it is simple to add.
+func (k *talk) said(frame string) string {
+	if !k.server.modern || strings.Contains(frame, `"result":{}`) {
+		return frame
+	}
+	return strings.Replace(frame, `"result":{"`, `"result":{"resultType":"complete","`, 1)
+}
+
+// changes reports whether the bridge between the eras changes an exchange: what a server
+// asks and announces has another form there, log levels, tasks and what is no object of
+// structured content too, and a cancellation is none over HTTP.
+func (x *exchange) changes() bool {
+	if x.setup["initialize"] != "" {
+		return true
+	}
+	return slices.ContainsFunc(x.steps, func(s step) bool {
+		return s.mark == "<<" || slices.ContainsFunc([]string{"«ask»", "logging/setLevel", "resources/subscribe", "resources/unsubscribe", `"tasks/`, "notifications/cancelled", "notifications/message", `"requestState"`, `"structuredContent":[`},
+			func(word string) bool { return strings.Contains(s.text, word) })
+	})
 }

@@ -18,7 +18,11 @@ import (
 
 // transports are the ways in which servers are reached. A server at "http" answers with
 // JSON where it can, one at "stream" always with an event stream.
-var transports = []string{"stdio", "http", "stream", "sse", "ws"}
+var transports = []string{"stdio", "http", "stream", "sse", "ws", modern + "stdio", modern + "http", modern + "stream"}
+
+// modern begins the names of the ways to servers of 2026-07-28. To them the client's
+// exchanges go through the bridge between the eras, those that it does not change.
+const modern = "modern-"
 
 // bridgeWord makes the test's own binary a server on stdio whose other end is a TCP
 // connection to the test: so a real process is between them, and the test is the server.
@@ -53,6 +57,7 @@ type servers struct {
 // A server plays the server's part of one exchange.
 type server struct {
 	x        *exchange
+	modern   bool
 	got      chan arrival
 	standing chan string // frames for no call
 	gone     chan struct{}
@@ -92,6 +97,11 @@ func serve(t *testing.T, byName map[string]*server) *servers {
 
 // entry is a server's entry in the configuration.
 func (s *servers) entry(transport, name string) map[string]any {
+	if plain, ok := strings.CutPrefix(transport, modern); ok {
+		e := s.entry(plain, name)
+		e["era"] = "modern"
+		return e
+	}
 	switch transport {
 	case "stdio":
 		return map[string]any{"command": os.Args[0], "args": []string{bridgeWord, s.pipes.Addr().String(), name}}
@@ -174,6 +184,8 @@ func envelopeOf(frame string) envelope {
 
 const defaultHello = `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true},"logging":{},"completions":{}},"serverInfo":{"name":"s","version":"1"}}`
 
+const modernHello = `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{},"prompts":{},"resources":{},"completions":{}},"ttlMs":0,"cacheScope":"public"}`
+
 // lists are the results of what roundhouse asks for by itself, by method.
 var lists = map[string]string{
 	"tools/list":               `{"tools":[]}`,
@@ -194,6 +206,8 @@ func (s *server) take(frame string, reply func(frame string)) {
 		return
 	case "initialize":
 		result = defaultHello
+	case "server/discover":
+		result = modernHello
 	}
 	if set, ok := s.x.setup[e.Method]; ok && e.Method != "" {
 		result = set
@@ -253,7 +267,7 @@ func (s *servers) post(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		last := envelopeOf(frame).Method == ""
-		if out == nil && last && r.PathValue("transport") == "http" {
+		if out == nil && last && strings.HasSuffix(r.PathValue("transport"), "http") {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = io.WriteString(w, frame)
 			return
