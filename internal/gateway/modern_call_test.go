@@ -220,6 +220,25 @@ func TestAModernClientIsNotAsked(t *testing.T) {
 	}
 }
 
+// H1: the errors by which the protocol itself refuses a request have an HTTP status.
+func TestStatusOfModernAnswers(t *testing.T) {
+	for rest, want := range map[string]int{
+		`"result":{"error":{"code":-32601}}`:         200,
+		`"error":{"code":-32601,"message":"m"}`:      404,
+		`"error":{"message":"m","code":-32600}`:      400,
+		`"error":{"code":-32020,"message":"m"}`:      400,
+		`"error":{"code":-32021,"message":"m"}`:      400,
+		`"error":{"code":-32022,"message":"m"}`:      400,
+		`"error":{"code":-32602,"message":"m"}`:      200,
+		`"error":{"code":-32603,"message":"m"}`:      200,
+		`"error":{"code":-32010,"message":"\u0065"}`: 200,
+	} {
+		if got := statusOf([]byte(`{"jsonrpc":"2.0","id":1,` + rest + `}`)); got != want {
+			t.Errorf("%s has the status %d, want %d", rest, got, want)
+		}
+	}
+}
+
 // H1: HTTP/1.1 has taken the space around a header's value away; HTTP/2 has not.
 func TestSpaceAroundAHeadersValueMeansNothing(t *testing.T) {
 	if bad := agrees(http.Header{methodHeader: {" tools/call\t"}}, methodHeader, "", func(v string) bool { return v == wire.ToolsCall }); bad != nil {

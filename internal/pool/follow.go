@@ -66,8 +66,9 @@ func (f *Follower) Next() []Line {
 		if f.first >= 0 {
 			lines = lines[max(0, len(lines)-f.first):]
 		}
+		id := f.pool.idOf(e)
 		for _, l := range lines {
-			out = append(out, Line{e.id, e.index, l})
+			out = append(out, Line{id, e.index, l})
 		}
 	}
 	for _, c := range f.gone(live) {
@@ -92,6 +93,13 @@ func (f *Follower) Next() []Line {
 	}
 	f.first = -1
 	return out
+}
+
+// idOf returns an entry's id, which its first dial may change.
+func (p *Pool) idOf(e *entry) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return e.id
 }
 
 // source is a connection whose output may grow.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/era"
 	"roundhouse/internal/wire"
 )
 
@@ -28,7 +29,7 @@ type model struct {
 
 func (m *model) pick(n int) int { return m.rand.IntN(n) }
 
-// Properties of pool.md, section 2, under random use: references are attachments;
+// Properties of pool.md, section 2, and M8, under random use: references are attachments;
 // what nobody holds drains or is terminal; there is one dial for an id at a time (the
 // dialer checks it); every process belongs to a connection that the pool knows; no
 // call is left without an answer; and in the end nothing is left.
@@ -50,6 +51,7 @@ func TestRandomUseKeepsTheInvariants(t *testing.T) {
 		}
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			inWorld(t, c, func(w *world) {
+				w.eras = 2
 				m := &model{world: w, rand: rand.New(rand.NewPCG(uint64(seed), 1))}
 				for i := range 4 {
 					server, s := w.server(fmt.Sprint("server", i))
@@ -92,7 +94,9 @@ func (m *model) step() string {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		m.cancels = append(m.cancels, cancel)
-		m.pending = append(m.pending, m.begin(ctx, m.holders[m.pick(len(m.holders))], want(&server, nil)))
+		x := want(&server, nil)
+		x.Era = []era.Era{era.Legacy, era.Modern}[m.pick(2)]
+		m.pending = append(m.pending, m.begin(ctx, m.holders[m.pick(len(m.holders))], x))
 		return "acquire"
 	case n < 8 && len(m.atts) > 0:
 		m.atts[m.pick(len(m.atts))].Release()
@@ -141,6 +145,8 @@ func (m *model) step() string {
 	case n == 16:
 		m.scripts[m.pick(len(m.scripts))].set(func(s *script) {
 			s.dialErr, s.deaf, s.silent = nil, m.pick(2) == 0, m.pick(8) == 0
+			s.modern, s.noProbe = m.pick(3) == 0, []string{"", "silence", "exit"}[m.pick(3)]
+			s.noLegacy = s.modern && m.pick(2) == 0
 			s.dialDelay, s.initDelay, s.linger = m.some(3*time.Second), m.some(time.Second), m.some(10*time.Second)
 			if m.pick(4) == 0 {
 				s.dialErr = errRefused
@@ -204,6 +210,9 @@ func (m *model) check(after string) {
 		}
 		if live := e.state == Active || e.state == Draining; live != (c != nil) {
 			fail(e, "its connection is %v", c)
+		}
+		if c != nil && (c.hand.Era != e.tongue.era || e.owner == nil && e.id != e.tongue.identity(e.name) || e.identity != e.tongue.identity(e.name)) {
+			fail(e, "its connection speaks %s, and it %s as %s", c.hand.Era, e.tongue.era, e.identity)
 		}
 		if needs := e.state == Draining || e.state == Failed && idle; needs != (e.timer != nil) && e.state != Recovering {
 			fail(e, "its timer is %v", e.timer)

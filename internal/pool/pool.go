@@ -116,7 +116,7 @@ func (p *Pool) Configure(c config.Pool) {
 // entry is one connection id. Its fields below constant are guarded by Pool.mu and
 // change in the functions of entry.go only.
 type entry struct {
-	id           string
+	id           string // changed only by learnFromLocked, before anybody is attached
 	identity     string // the id that a shared entry has, or would have
 	name         string
 	index        int

@@ -50,7 +50,7 @@ func (p *Pool) restart(ctx context.Context, name string, chosen func(*entry) boo
 	results := make([]Restarted, 0, len(jobs))
 	for _, j := range jobs {
 		if j.skipped != "" {
-			results = append(results, Restarted{ID: j.entry.id, Index: j.entry.index, Skipped: true, Reason: j.skipped, Generation: j.generation})
+			results = append(results, Restarted{ID: p.idOf(j.entry), Index: j.entry.index, Skipped: true, Reason: j.skipped, Generation: j.generation})
 			continue
 		}
 		results = append(results, p.restarted(ctx, j.entry, begun))
