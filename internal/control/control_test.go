@@ -121,8 +121,8 @@ func TestStatus(t *testing.T) {
 	w := newWorld(t, `{`+auth+`"sessions": {"max": 7}, "mcpServers": {
 		"a": {"command": "SERVER"}, "b": {"command": "SERVER", "args": ["${NO_SUCH_VARIABLE}"]}, "c": {"command": "SERVER", "args": ["-fail-start"]}}}`)
 	w.client(alice, "a", "")
-	slow := w.client(bob, "a", "").begin(300)
 	w.send(bob, "POST", "/mcp/c", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`)
+	slow := w.client(bob, "a", "").begin(1000)
 	st := get[control.Status](w, root, "/api/v1/status")
 	if st.Version != "1.2.3" || st.StartedAt.IsZero() || st.UptimeMs < 0 || st.Servers != 3 || st.Disabled != 1 {
 		t.Errorf("%+v", st)
