@@ -266,7 +266,9 @@ func TestAShortLifeIsFollowedByADelay(t *testing.T) {
 // R4: the attempts of a recovery keep their distance by themselves and are no failures
 // that open the circuit: it is not cut short, and who comes next may try.
 func TestARecoveryDoesNotOpenTheCircuit(t *testing.T) {
-	inWorld(t, guarded, func(w *world) {
+	c := guarded
+	c.Circuit.Failures = 2 // one of which is the loss
+	inWorld(t, c, func(w *world) {
 		server, s := w.lasting("search")
 		server.Recovery = config.Recovery{Attempts: 8, Delay: time.Second, MaxDelay: time.Second}
 		w.acquire(w.pool.NewHolder("a"), server)

@@ -186,7 +186,7 @@ func TestOnlyWhatDeclaresItselfRepeatableIsSentAgain(t *testing.T) {
 }
 
 // R5: other requests than calls of tools are not sent again, whatever the tools say,
-// and a call that took too long is not either.
+// and neither is a call that took too long or whose answer was too large.
 func TestOnlyCallsOfToolsAreSentAgain(t *testing.T) {
 	s := lasting("a")
 	s.Retry, s.CallTimeout = config.RetryIdempotent, time.Second
@@ -207,5 +207,13 @@ func TestOnlyCallsOfToolsAreSentAgain(t *testing.T) {
 		w.wantSaw(wire.PromptsGet, 1)
 		wantFault(t, c.do(8, wire.ToolsCall, `{"name":"echo","ms":60000}`), fault.CallTimeout, fault.SentMaybe)
 		w.wantSaw(wire.ToolsCall, 1)
+		w.on = func(l *link, f wire.Frame) bool {
+			if f.Method == wire.ToolsCall {
+				l.tell(func(h upstream.Handler) { h.Oversize(f.ID(), wire.Response, 1<<30) })
+			}
+			return f.Method == wire.ToolsCall
+		}
+		wantFault(t, c.do(9, wire.ToolsCall, `{"name":"echo"}`), fault.TooLarge, fault.SentMaybe)
+		w.wantSaw(wire.ToolsCall, 2)
 	})
 }
