@@ -42,10 +42,10 @@ func (c *connection) watch() {
 		switch {
 		case c.ctx.Err() != nil:
 			return
-		case alive(err):
+		case err == nil:
 			misses = 0
 			ponged = ponged || question == c.question()
-		case c.heard.Load() != heard:
+		case c.heard.Load() != heard, refused(err): // an error is an answer, too
 			misses = 0
 		case c.mux.LastCall().Equal(lastCall):
 			misses++
@@ -75,12 +75,8 @@ func (c *connection) question() string {
 	return wire.Ping
 }
 
-// alive reports whether a question had an answer, of whatever kind.
-func alive(err error) bool {
-	if err == nil {
-		return true
-	}
-	_, answered := errors.AsType[*RPCError](err)
+// refused reports whether a remote server answered a request with an HTTP status.
+func refused(err error) bool {
 	_, status := errors.AsType[*upstream.StatusError](err)
-	return answered || status
+	return status
 }

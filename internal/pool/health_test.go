@@ -1,11 +1,13 @@
 package pool
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
+	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
 )
 
@@ -80,6 +82,7 @@ func TestWhoSpeaksIsNotAsked(t *testing.T) {
 func TestABusyServerIsNotTakenForDead(t *testing.T) {
 	inWorld(t, guarded, func(w *world) {
 		server, s := w.lasting("files")
+		server.Health.Misses = 1
 		e := &ear{}
 		a := w.acquireWith(w.pool.NewHolder("a"), want(server, e))
 		s.set(func(s *script) { s.ignores = []string{wire.Ping, wire.ToolsList} })
@@ -89,13 +92,13 @@ func TestABusyServerIsNotTakenForDead(t *testing.T) {
 		if w.asked(wire.Ping) != before || len(out) != 1 {
 			t.Errorf("it was asked %d times", w.asked(wire.Ping))
 		}
-		for range 20 { // a short call beside every question
+		for range 20 { // a call beside every question, which ends after that
 			asked := w.asked(wire.Ping) + w.asked(wire.ToolsList)
 			for w.asked(wire.Ping)+w.asked(wire.ToolsList) == asked {
 				sleep(100 * time.Millisecond)
 			}
-			out := w.call(a, "sleep:4s")
-			sleep(4 * time.Second)
+			out := w.call(a, "sleep:8s")
+			sleep(8 * time.Second)
 			if out.got() == "" {
 				t.Fatal("the server is gone")
 			}
@@ -135,6 +138,26 @@ func TestAnyAnswerIsASignOfLife(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// R1: a remote server that refuses a question lives, whatever it says of it; one that
+// cannot be reached does not.
+func TestAnHTTPStatusIsASignOfLife(t *testing.T) {
+	for _, x := range []struct {
+		err   error
+		lives bool
+	}{
+		{&upstream.StatusError{Status: 400}, true},
+		{&upstream.StatusError{Status: 503}, true},
+		{&upstream.AuthError{Status: &upstream.StatusError{Status: 401}}, true},
+		{errRefused, false},
+		{context.DeadlineExceeded, false},
+	} {
+		told := &fault.Error{Reason: fault.Interrupted, Message: "no answer", Err: x.err} // as a call is told
+		if refused(told) != x.lives {
+			t.Errorf("%v: lives is %t", x.err, !x.lives)
+		}
 	}
 }
 
