@@ -21,7 +21,7 @@ var arrows = map[string][]string{
 	"internal/daemon": {"config", "control", "event", "front", "gateway", "pool", "process", "session", "socket"},
 
 	// Faces.
-	"internal/control": {"config", "event", "fault", "front", "pool", "session", "sse"},
+	"internal/control": {"config", "event", "fault", "front", "pool", "process", "session", "sse"},
 	"internal/gateway": {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},

@@ -20,9 +20,11 @@ func psCommand() *cobra.Command {
 process of a server. A server whose circuit is open keeps failing and is left alone
 for half a minute or as pool.circuit says; "roundhouse restart" tries at once.
 
-With --tree it shows the sessions, under each the connections that it uses, and
-under these their processes with the CPU time and the memory that they have used
-(on Linux). Processes that several sessions share are shown at the first.`,
+With --tree it shows the daemon and the sessions, under each the connections that
+it uses, and under these their processes with the CPU time and the memory that they
+have used (on Linux), and says why each is there. Processes that several sessions
+share are shown at the first. A reaper is roundhouse's own: it ends its server's
+processes, also when the daemon is killed.`,
 		Example: "  roundhouse ps\n  roundhouse ps --tree\n  roundhouse ps --json",
 		Args:    arguments(0, 0, "no arguments"),
 	}
@@ -47,7 +49,7 @@ under these their processes with the CPU time and the memory that they have used
 				return err
 			}
 		}
-		var list struct{ Connections []pool.Info }
+		var list control.Lives
 		var sessions struct{ Sessions []session.Info }
 		switch {
 		case asJSON && asTree:
@@ -67,7 +69,7 @@ under these their processes with the CPU time and the memory that they have used
 			return nil
 		}
 		if asTree {
-			return printTree(out, sessions.Sessions, list.Connections)
+			return printTree(out, sessions.Sessions, list)
 		}
 		t := newTable(out, "SERVER", "ENTRY", "STATE", "SHARING", "SESSIONS", "CALLS", "PID", "CHILDREN", "UPTIME", "TOOLS", "LAST ERROR")
 		for _, c := range list.Connections {

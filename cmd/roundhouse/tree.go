@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"roundhouse/internal/control"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/session"
 )
@@ -24,15 +25,18 @@ func joinJSON(w io.Writer, answers ...json.RawMessage) error {
 
 // branch is a line of a tree and what is below it.
 type branch struct {
-	name, state, cpu, memory string
-	below                    []branch
+	name, state, cpu, memory, why string
+	below                         []branch
 }
 
-// printTree prints sessions, their connections, and the processes of these; connections
-// that are nobody's, or not for the caller to know whose, come last.
-func printTree(w io.Writer, sessions []session.Info, connections []pool.Info) error {
+// printTree prints the daemon, and sessions, their connections, and the processes of
+// these; connections that are nobody's, or not for the caller to know whose, come last.
+func printTree(w io.Writer, sessions []session.Info, lives control.Lives) error {
+	connections := lives.Connections
 	used := map[string]string{} // connection → the session at which it is shown
-	var roots []branch
+	daemon := processBranch(lives.Daemon.Process, "daemon "+oneLine(lives.Daemon.Version))
+	daemon.why = "up for " + time.Since(lives.Daemon.StartedAt).Round(time.Second).String()
+	roots := []branch{daemon}
 	for _, s := range sessions {
 		b := branch{name: fmt.Sprintf("%s (%s)", s.ID, oneLine(s.Principal)), state: string(s.State)}
 		if s.InFlight > 0 {
@@ -62,12 +66,18 @@ func printTree(w io.Writer, sessions []session.Info, connections []pool.Info) er
 			free.below = append(free.below, connectionBranch(c))
 		}
 	}
-	for _, b := range []branch{others, free} {
+	stray := branch{name: "(no connection)"}
+	for _, p := range lives.Others {
+		b := processBranch(p.Process, p.Name)
+		b.why = p.Why
+		stray.below = append(stray.below, b)
+	}
+	for _, b := range []branch{others, free, stray} {
 		if len(b.below) > 0 {
 			roots = append(roots, b)
 		}
 	}
-	t := newTable(w, "SESSION", "STATE", "CPU", "MEMORY")
+	t := newTable(w, "SESSION", "STATE", "CPU", "MEMORY", "WHY")
 	for _, b := range roots {
 		b.print(t, "", "")
 	}
@@ -76,7 +86,7 @@ func printTree(w io.Writer, sessions []session.Info, connections []pool.Info) er
 
 // connectionBranch is a connection and its processes, with what they use together.
 func connectionBranch(c pool.Info) branch {
-	b := branch{name: fmt.Sprintf("%s [%d]", oneLine(c.Server), c.EntryIndex), state: stateOf(c), below: processBranches(c.Processes)}
+	b := branch{name: fmt.Sprintf("%s [%d]", oneLine(c.Server), c.EntryIndex), state: stateOf(c), why: c.Why, below: processBranches(c.Processes)}
 	var ms, bytes int64
 	for _, p := range c.Processes {
 		ms += p.CPUMs
@@ -84,6 +94,15 @@ func connectionBranch(c pool.Info) branch {
 	}
 	if bytes > 0 { // else it is not known
 		b.cpu, b.memory = cpu(ms), memory(bytes)
+	}
+	return b
+}
+
+// processBranch is a process without those below it.
+func processBranch(p pool.Process, name string) branch {
+	b := branch{name: fmt.Sprintf("%d %s", p.PID, oneLine(name))}
+	if p.RSSBytes > 0 { // else it is not known
+		b.cpu, b.memory = cpu(p.CPUMs), memory(p.RSSBytes)
 	}
 	return b
 }
@@ -105,10 +124,12 @@ func processBranches(list []pool.Process) []branch {
 	under = func(pid int) []branch {
 		var out []branch
 		for _, p := range children[pid] {
-			b := branch{name: fmt.Sprintf("%d %s", p.PID, oneLine(p.Name)), below: under(p.PID)}
-			if p.RSSBytes > 0 {
-				b.cpu, b.memory = cpu(p.CPUMs), memory(p.RSSBytes)
+			name := p.Name
+			if p.Role == pool.RoleReaper {
+				name = string(p.Role)
 			}
+			b := processBranch(p, name)
+			b.below = under(p.PID)
 			out = append(out, b)
 		}
 		return out
@@ -119,7 +140,7 @@ func processBranches(list []pool.Process) []branch {
 // print prints the branch in a line that begins with lead, and what is below it in lines
 // that begin with rest.
 func (b branch) print(w io.Writer, lead, rest string) {
-	fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\n", lead, b.name, b.state, b.cpu, b.memory)
+	fmt.Fprintf(w, "%s%s\t%s\t%s\t%s\t%s\n", lead, b.name, b.state, b.cpu, b.memory, oneLine(b.why))
 	for i, x := range b.below {
 		if i < len(b.below)-1 {
 			x.print(w, rest+"├─ ", rest+"│  ")

@@ -2,6 +2,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -17,18 +18,20 @@ import (
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
 	"roundhouse/internal/pool"
+	"roundhouse/internal/process"
 	"roundhouse/internal/session"
 )
 
 // Config says what the API shows.
 type Config struct {
-	Config   func() *config.Config // the configuration as it is now; required
-	Pool     *pool.Pool            // required
-	Sessions *session.Manager      // required
-	Events   *event.Feed           // what /api/v1/events tells; nil is nothing
-	Reload   func() Reloaded       // reads the configuration anew; required
-	Reloaded func() *Reloaded      // what came of that last time, nil before the first; required
-	Version  string
+	Config    func() *config.Config // the configuration as it is now; required
+	Pool      *pool.Pool            // required
+	Sessions  *session.Manager      // required
+	Processes *process.Manager      // whose processes are shown; nil is nobody's
+	Events    *event.Feed           // what /api/v1/events tells; nil is nothing
+	Reload    func() Reloaded       // reads the configuration anew; required
+	Reloaded  func() *Reloaded      // what came of that last time, nil before the first; required
+	Version   string
 
 	KeepAlive     time.Duration // between comments on a silent stream; 0 is 15 s
 	WriteDeadline time.Duration // for one write to a stream; 0 is 10 s
@@ -187,17 +190,19 @@ func better(old string, s pool.State) string {
 	return rank[max(slices.Index(rank, old), slices.Index(rank, now))]
 }
 
+// view reads the process table.
+func (c *Control) view() process.View {
+	if c.cfg.Processes == nil {
+		return process.View{}
+	}
+	return c.cfg.Processes.View()
+}
+
 // snapshot lists the pool's connections as a caller may see them: without the ids of
 // other principals' sessions, which are unknown to him (N2). Two principals may have
-// sessions of the same id, so what a session of his is attached to decides. Their
-// processes are listed if he wants that.
-func (c *Control) snapshot(caller front.Caller, processes bool) []pool.Info {
-	all := c.cfg.Pool.Snapshot()
-	for i := range all {
-		if !processes {
-			all[i].Processes = nil
-		}
-	}
+// sessions of the same id, so what a session of his is attached to decides.
+func (c *Control) snapshot(caller front.Caller, view process.View) []pool.Info {
+	all := c.cfg.Pool.SnapshotOf(view)
 	if caller.Admin {
 		return all
 	}
@@ -210,13 +215,23 @@ func (c *Control) snapshot(caller front.Caller, processes bool) []pool.Info {
 	}
 	for i := range all {
 		theirs := func(session string) bool { return !mine[use{all[i].ID, session}] }
-		all[i].Sessions = slices.Compact(slices.DeleteFunc(all[i].Sessions, theirs))
+		used := len(all[i].Sessions)
+		all[i].Sessions = slices.DeleteFunc(all[i].Sessions, theirs)
+		all[i].Explain(len(all[i].Sessions) < used)
+	}
+	return all
+}
+
+// withoutProcesses leaves out what only those want who ask for it.
+func withoutProcesses(all []pool.Info) []pool.Info {
+	for i := range all {
+		all[i].Processes = nil
 	}
 	return all
 }
 
 func (c *Control) servers(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
-	all := c.snapshot(caller, false)
+	all := withoutProcesses(c.snapshot(caller, c.view()))
 	servers := c.cfg.Config().Servers
 	list := make([]Server, 0, len(servers))
 	for _, s := range servers {
@@ -246,7 +261,7 @@ func (c *Control) server(w http.ResponseWriter, r *http.Request, caller front.Ca
 		front.WriteError(w, err)
 		return
 	}
-	front.WriteJSON(w, http.StatusOK, describe(s, c.snapshot(caller, false)))
+	front.WriteJSON(w, http.StatusOK, describe(s, withoutProcesses(c.snapshot(caller, c.view()))))
 }
 
 var errAdmin = fault.New(fault.Forbidden, "this concerns every principal's sessions and needs a token with \"admin\": true")
@@ -257,7 +272,63 @@ func (c *Control) connections(w http.ResponseWriter, r *http.Request, caller fro
 		front.WriteError(w, err)
 		return
 	}
-	front.WriteJSON(w, http.StatusOK, map[string]any{"connections": c.snapshot(caller, processes)})
+	view := c.view()
+	list := c.snapshot(caller, view)
+	if !processes {
+		front.WriteJSON(w, http.StatusOK, map[string]any{"connections": withoutProcesses(list)})
+		return
+	}
+	front.WriteJSON(w, http.StatusOK, c.lives(list, view))
+}
+
+// Lives is what lives of a daemon, as /api/v1/connections?processes=true shows it.
+type Lives struct {
+	Daemon      Daemon         `json:"daemon"`
+	Connections []pool.Info    `json:"connections"`
+	Others      []OtherProcess `json:"others"` // of no connection
+}
+
+// Daemon says which daemon it is whose processes are shown.
+type Daemon struct {
+	pool.Process
+	Version   string    `json:"version"`
+	StartedAt time.Time `json:"startedAt"`
+}
+
+// OtherProcess is a process of the daemon that belongs to no connection.
+type OtherProcess struct {
+	pool.Process
+	Why string `json:"why"`
+}
+
+// lives adds to connections the processes that are no connection's.
+func (c *Control) lives(list []pool.Info, view process.View) Lives {
+	l := Lives{Daemon: Daemon{Process: pool.ProcessOf(view.Self, pool.RoleDaemon), Version: c.cfg.Version, StartedAt: c.started}, Connections: list, Others: []OtherProcess{}}
+	known := map[int]bool{}
+	for _, i := range list {
+		for _, p := range i.Processes {
+			known[p.PID] = true
+		}
+	}
+	other := func(p process.Info, role pool.Role, why string) {
+		if !known[p.PID] {
+			l.Others = append(l.Others, OtherProcess{pool.ProcessOf(p, role), why})
+		}
+	}
+	for _, tree := range view.Trees {
+		const why = "a server whose connection is about to be made, or has just been closed"
+		if tree.Reaper != nil {
+			other(*tree.Reaper, pool.RoleReaper, why)
+		}
+		for _, p := range tree.Members {
+			other(p, pool.RoleChild, why)
+		}
+	}
+	for _, p := range view.Others {
+		other(p, pool.RoleChild, "a server that is being started, or what a start that failed has left")
+	}
+	slices.SortFunc(l.Others, func(a, b OtherProcess) int { return cmp.Compare(a.PID, b.PID) })
+	return l
 }
 
 // flag reads a member of the query that is true or false; false if it is not there.

@@ -51,6 +51,7 @@ type world struct {
 	url      string
 	front    http.Handler // what is behind url
 	control  *control.Control
+	pool     *pool.Pool
 	feed     *event.Feed
 	sessions *session.Manager
 }
@@ -76,11 +77,11 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 		t.Fatal(err)
 	}
 	gateway.New(gateway.Config{Sessions: sessions}).Register(f)
-	c := control.Config{Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Events: feed, Version: "1.2.3"}
+	c := control.Config{Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Processes: processes, Events: feed, Version: "1.2.3"}
 	for _, f := range change {
 		f(&c)
 	}
-	w := &world{t: t, front: f, feed: feed, sessions: sessions, control: control.New(c)}
+	w := &world{t: t, front: f, feed: feed, pool: shared, sessions: sessions, control: control.New(c)}
 	w.control.Register(f)
 	server := httptest.NewServer(f)
 	w.url = server.URL

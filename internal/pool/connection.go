@@ -47,11 +47,10 @@ type Link interface {
 
 // LinkFacts is what a link says of itself.
 type LinkFacts struct {
-	PID       int            // 0 without a process
-	Processes []process.Info // those that live, that of PID first
-	Started   time.Time      // of the process
-	Exit      string         // how the process ended, or ""
-	Noise     int64          // lines that were no protocol (P6)
+	Process *process.Process // nil without one that we have started
+	PID     int              // 0 without a process
+	Started time.Time        // of the process
+	Exit    string           // how the process ended, or ""
 }
 
 // Dialer opens a link to a server. ctx bounds the opening only. The server's
@@ -95,6 +94,8 @@ type connection struct {
 	wg    sync.WaitGroup // everything that runs for the connection
 	heard atomic.Uint64  // frames that came
 	noise atomic.Int64
+
+	ended time.Time // when it became one of the dying; guarded by Pool.mu
 }
 
 // dialed is what open needs beside the server.
@@ -107,6 +108,7 @@ type dialed struct {
 	sole         bool
 	before       [kinds]*Listing // what the generation before listed
 	dial         Dialer
+	begun        func(*connection) // the link is there, and not yet open
 	clientInfo   json.RawMessage
 	lost         func(*connection) // the link ended, by itself or by abort
 	changed      func(*connection, Kind)
@@ -135,6 +137,7 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 		Log:        func(b []byte) { link.Note("log: " + string(b)) },
 		Roots:      func() []byte { return rootsOf(d.workspace) },
 	})
+	d.begun(c)
 	c.cat = &catalogue{fetch: c.fetchPage, changed: func(k Kind) { d.changed(c, k) }}
 	c.wg.Go(func() {
 		err := link.Run(c)

@@ -24,7 +24,7 @@ func (p *Pool) setLocked(e *entry, s State) {
 		e.timer = nil
 	}
 	p.announceLocked(e, s)
-	e.state = s
+	e.state, e.changed = s, time.Now()
 	generation := e.generation
 	p.tellLocked(e, func() {
 		p.cfg.Log.Info("connection "+string(s), "server", e.name, "connection", e.id, "generation", generation)
@@ -107,7 +107,7 @@ func (p *Pool) tellLostLocked(e *entry, err *fault.Error) {
 func (p *Pool) spawnLocked(identity string, w Want, owner *Holder) *entry {
 	e := &entry{
 		id: identity, identity: identity, name: w.Server.Name, server: w.Server, capabilities: w.Capabilities, workspace: w.Workspace, tongue: w.tongue, owner: owner,
-		created: time.Now(), state: Spawning, generation: 1, ready: make(chan struct{}), atts: map[*Attachment]struct{}{},
+		created: time.Now(), changed: time.Now(), state: Spawning, generation: 1, ready: make(chan struct{}), atts: map[*Attachment]struct{}{},
 	}
 	if !w.Server.ShareAcrossPrincipals {
 		e.principal = w.Principal
@@ -152,6 +152,7 @@ func (p *Pool) dialLocked(e *entry) {
 		d := dialed{
 			server: e.server, generation: generation, capabilities: e.capabilities, workspace: e.workspace, tongue: tongue, sole: e.owner != nil,
 			before: before, dial: p.cfg.Dial, clientInfo: p.clientInfo,
+			begun:   func(c *connection) { p.begun(e, c) },
 			lost:    func(c *connection) { p.lost(e, c) },
 			changed: func(c *connection, k Kind) { p.listChanged(e, c, k) },
 		}
@@ -182,9 +183,10 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 	if p.dials[e]--; p.dials[e] == 0 {
 		delete(p.dials, e)
 	}
+	delete(p.opening, c)
 	if e.state.terminal() || e.generation != generation {
 		if c != nil {
-			p.dying[c] = e
+			p.dieLocked(e, c)
 		}
 		p.rearmLocked()
 		return false
@@ -193,7 +195,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 	if err != nil {
 		p.learnFromLocked(e, nil, err)
 		if c != nil {
-			p.dying[c] = e
+			p.dieLocked(e, c)
 		}
 		p.tellLocked(e, func() {
 			p.cfg.Log.Warn("a server did not start", "server", e.name, "connection", e.id, "err", err)
@@ -209,7 +211,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		return false
 	}
 	if !p.learnFromLocked(e, c, nil) {
-		p.dying[c] = e
+		p.dieLocked(e, c)
 		e.err = errMoved
 		close(e.ready)
 		p.setLocked(e, Closed)
@@ -255,6 +257,7 @@ func (p *Pool) keepFailedLocked(e *entry) {
 	case e.owner != nil:
 		p.removeLocked(e)
 	case e.timer == nil:
+		e.due = time.Now().Add(failedShown)
 		e.timer = time.AfterFunc(failedShown, func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -298,7 +301,7 @@ func (e *entry) heldLocked() bool { return len(e.atts) > 0 || e.waiters > 0 }
 // reason, then the listeners hear of it if the entry has ended too, then its processes
 // are ended. Nothing is detached (R10). Only when they are gone, a recovery goes on.
 func (p *Pool) endLocked(e *entry, c *connection, reason error) {
-	p.dying[c] = e
+	p.dieLocked(e, c)
 	generation, final := e.generation, e.state.terminal()
 	p.wg.Go(func() {
 		c.end(reason)
@@ -312,10 +315,24 @@ func (p *Pool) endLocked(e *entry, c *connection, reason error) {
 	})
 }
 
+// begun notes a connection whose dial goes on.
+func (p *Pool) begun(e *entry, c *connection) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opening[c] = e
+}
+
+// dieLocked counts a connection among the dying until bury has closed it.
+func (p *Pool) dieLocked(e *entry, c *connection) {
+	c.ended = time.Now()
+	p.dying[c] = e
+}
+
 // discard ends a connection that never became the entry's.
 func (p *Pool) discard(e *entry, c *connection, reason error) {
 	p.mu.Lock()
-	p.dying[c] = e
+	delete(p.opening, c)
+	p.dieLocked(e, c)
 	p.mu.Unlock()
 	c.end(reason)
 	p.bury(e, c)
@@ -396,6 +413,7 @@ func (p *Pool) drainLocked(e *entry) {
 		return
 	}
 	p.setLocked(e, Draining)
+	e.due = time.Now().Add(delay)
 	var timer *time.Timer
 	timer = time.AfterFunc(delay, func() {
 		p.mu.Lock()

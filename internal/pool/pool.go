@@ -67,6 +67,7 @@ type Pool struct {
 	mu       sync.Mutex
 	entries  map[string]*entry      // by id; failed ones too, for a while or until they are replaced
 	dying    map[*connection]*entry // connections that have ended but whose processes may still live
+	opening  map[*connection]*entry // connections whose dial goes on
 	dials    map[*entry]int         // dials that have not ended, of entries that have ended too
 	next     map[string]int         // server name → index of its next entry (S8)
 	budget   budget
@@ -95,7 +96,7 @@ func New(cfg Config) *Pool {
 		panic(err) // two strings
 	}
 	p := &Pool{cfg: cfg, key: key, clientInfo: info,
-		entries: map[string]*entry{}, dying: map[*connection]*entry{}, dials: map[*entry]int{}, next: map[string]int{},
+		entries: map[string]*entry{}, dying: map[*connection]*entry{}, opening: map[*connection]*entry{}, dials: map[*entry]int{}, next: map[string]int{},
 		circuits: map[string]*circuit{}, verdicts: map[string]verdict{}, pardons: map[string]uint64{},
 		budget: budget{refused: map[string]Refusal{}, warned: map[limit]bool{}}}
 	p.hurry, p.hurryNow = context.WithCancelCause(context.Background())
@@ -138,7 +139,9 @@ type entry struct {
 	atts       map[*Attachment]struct{}
 	waiters    int
 	restart    time.Time       // when the restart began that is under way, else zero
+	changed    time.Time       // when it came into its state
 	timer      *time.Timer     // while draining, between attempts, and while a failed entry is kept for show
+	due        time.Time       // when the timer fires
 	since      time.Time       // when its connection came up
 	recovery   recovery        // while recovering
 	exit       string          // how the last process ended

@@ -63,6 +63,7 @@ func (p *Pool) attemptLocked(e *entry) {
 	case r.wanted && !r.early:
 		r.early = true
 	default:
+		e.due = r.due
 		var timer *time.Timer
 		timer = time.AfterFunc(wait, func() {
 			p.mu.Lock()

@@ -2,8 +2,12 @@ package pool
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
+
+	"roundhouse/internal/process"
 )
 
 // Info describes an entry at one moment.
@@ -13,13 +17,17 @@ type Info struct {
 	EntryIndex  int        `json:"entryIndex"`
 	State       State      `json:"state"`
 	Dying       bool       `json:"dying,omitempty"` // ended, but its processes may still live
+	Since       time.Time  `json:"since"`           // when it came into its state, or began to die
+	DueAt       *time.Time `json:"dueAt,omitempty"` // when that ends: a drain, the wait for an attempt, the time a failure is shown
+	Why         string     `json:"why"`             // why it is still there, for people
 	Sharing     string     `json:"sharing"`         // shared or session
 	Generation  uint64     `json:"generation"`
 	Refs        int        `json:"refs"`
 	Sessions    []string   `json:"sessions"`
+	Waiters     int        `json:"waiters,omitempty"` // requests that wait for the connection
 	InFlight    int        `json:"inFlight"`
 	PID         int        `json:"pid,omitempty"`
-	Descendants int        `json:"descendants,omitempty"` // live processes below PID
+	Descendants int        `json:"descendants,omitempty"` // live processes of the server beside PID
 	Processes   []Process  `json:"processes,omitempty"`   // those that live, parents before children
 	StartedAt   *time.Time `json:"startedAt,omitempty"`
 	UptimeMs    int64      `json:"uptimeMs,omitempty"`
@@ -41,10 +49,22 @@ type Info struct {
 type Process struct {
 	PID      int    `json:"pid"`
 	PPID     int    `json:"ppid"`
+	Role     Role   `json:"role"`
 	Name     string `json:"name"`
 	CPUMs    int64  `json:"cpuMs"`    // that it has run; Linux only, else 0
 	RSSBytes int64  `json:"rssBytes"` // of resident memory; Linux only, else 0
 }
+
+// Role is what a process is to its connection.
+type Role string
+
+// The roles.
+const (
+	RoleDaemon Role = "daemon" // roundhouse itself
+	RoleReaper Role = "reaper" // roundhouse's own, which ends the server's tree
+	RoleServer Role = "server"
+	RoleChild  Role = "child" // a descendant of the server
+)
 
 // Live counts the connections that are up or on their way. Unlike Snapshot it reads no
 // process table.
@@ -61,32 +81,38 @@ func (p *Pool) Live() int {
 }
 
 // Snapshot lists every entry, failed and dying ones too, by server and index. It
-// blocks nothing.
-func (p *Pool) Snapshot() []Info {
+// blocks nothing, and knows nothing of processes but the servers' own.
+func (p *Pool) Snapshot() []Info { return p.SnapshotOf(process.View{}) }
+
+// SnapshotOf is Snapshot with the processes of a view.
+func (p *Pool) SnapshotOf(view process.View) []Info {
 	type part struct {
 		info Info
 		conn *connection
 	}
 	var parts []part
 	p.mu.Lock()
+	opening := map[*entry]*connection{}
+	for c, e := range p.opening {
+		if e.state.terminal() || c.generation != e.generation {
+			parts = append(parts, part{p.endingLocked(e, c, e.changed), c}) // its dial was given up
+		} else {
+			opening[e] = c
+		}
+	}
 	for _, e := range p.entries {
-		parts = append(parts, part{p.infoLocked(e), e.conn.Load()})
+		parts = append(parts, part{p.infoLocked(e), cmp.Or(e.conn.Load(), opening[e])})
 	}
 	for c, e := range p.dying {
-		info := p.infoLocked(e)
-		info.Dying = true
-		if !e.state.terminal() { // a restart: the entry itself is listed too
-			info.State, info.Refs, info.Sessions = Closed, 0, []string{}
-		}
-		info.Generation = c.generation
-		parts = append(parts, part{info, c})
+		parts = append(parts, part{p.endingLocked(e, c, c.ended), c})
 	}
 	p.mu.Unlock()
 	infos := make([]Info, 0, len(parts))
 	for _, x := range parts {
 		if x.conn != nil {
-			x.conn.describe(&x.info)
+			x.conn.describe(&x.info, view)
 		}
+		x.info.Explain(false)
 		infos = append(infos, x.info)
 	}
 	slices.SortFunc(infos, func(a, b Info) int {
@@ -95,8 +121,18 @@ func (p *Pool) Snapshot() []Info {
 	return infos
 }
 
+// endingLocked describes a connection of an entry that ends since then.
+func (p *Pool) endingLocked(e *entry, c *connection, since time.Time) Info {
+	i := p.infoLocked(e)
+	i.Dying, i.Generation, i.Since, i.DueAt, i.Waiters = true, c.generation, since, nil, 0
+	if !e.state.terminal() { // a restart: the entry itself is listed too
+		i.State, i.Refs, i.Sessions = Closed, 0, []string{}
+	}
+	return i
+}
+
 func (p *Pool) infoLocked(e *entry) Info {
-	i := Info{ID: e.id, Server: e.name, EntryIndex: e.index, State: e.state, Sharing: "shared", Generation: e.generation, Refs: len(e.atts), Sessions: []string{}, Exit: e.exit}
+	i := Info{Since: e.changed, Waiters: e.waiters, ID: e.id, Server: e.name, EntryIndex: e.index, State: e.state, Sharing: "shared", Generation: e.generation, Refs: len(e.atts), Sessions: []string{}, Exit: e.exit}
 	if e.owner != nil {
 		i.Sharing = "session"
 	}
@@ -104,6 +140,10 @@ func (p *Pool) infoLocked(e *entry) Info {
 		i.Sessions = append(i.Sessions, a.holder.session)
 	}
 	slices.Sort(i.Sessions)
+	i.Sessions = slices.Compact(i.Sessions)
+	if e.timer != nil {
+		i.DueAt = new(e.due)
+	}
 	if e.err != nil && (e.state == Failed || e.state == Recovering) {
 		i.LastError = e.err.Error()
 		i.LastOutput = e.output[max(0, len(e.output)-quotedOutput):]
@@ -112,11 +152,60 @@ func (p *Pool) infoLocked(e *entry) Info {
 	return i
 }
 
-func (c *connection) describe(i *Info) {
+// Explain says in Why what the other members say of why the connection is there. hidden
+// is whether sessions use it that are not listed.
+func (i *Info) Explain(hidden bool) {
+	ago := time.Since(i.Since).Round(time.Second)
+	in := func() string { return max(0, time.Until(*i.DueAt)).Round(time.Second).String() }
+	switch {
+	case i.Dying:
+		i.Why = fmt.Sprintf("it ends; what is left of its processes is being ended for %s", ago)
+	case i.State == Spawning:
+		i.Why = fmt.Sprintf("it is being started for %s", ago)
+	case i.State == Recovering && i.DueAt != nil:
+		i.Why = fmt.Sprintf("it was lost; the next attempt to start it begins in %s", in())
+	case i.State == Recovering:
+		i.Why = fmt.Sprintf("it is being started anew for %s", ago)
+	case i.State == Draining && i.DueAt != nil:
+		i.Why = fmt.Sprintf("no session uses it; it ends in %s unless one comes", in())
+	case i.State == Failed:
+		i.Why = "it has failed, and is shown until it is wanted again"
+	case i.Refs == 0 && i.Waiters > 0:
+		i.Why = "a request waits for it"
+	case i.Refs == 0:
+		i.Why = "no session uses it, and it is about to drain"
+	case len(i.Sessions) == 0:
+		i.Why = "sessions of other principals use it"
+	case hidden:
+		i.Why = fmt.Sprintf("used by the sessions %s and those of other principals", strings.Join(i.Sessions, ", "))
+	case len(i.Sessions) == 1:
+		i.Why = fmt.Sprintf("used by the session %s", i.Sessions[0])
+	default:
+		i.Why = fmt.Sprintf("used by the sessions %s", strings.Join(i.Sessions, ", "))
+	}
+}
+
+// ProcessOf describes a process of a view.
+func ProcessOf(x process.Info, role Role) Process {
+	return Process{PID: x.PID, PPID: x.PPID, Role: role, Name: x.Name, CPUMs: x.CPU.Milliseconds(), RSSBytes: x.RSS}
+}
+
+// describe adds what the connection knows.
+func (c *connection) describe(i *Info, view process.View) {
 	f := c.link.Facts()
-	i.PID, i.Descendants, i.Noise, i.Strays = f.PID, max(0, len(f.Processes)-1), c.noise.Load(), c.mux.Strays()
-	for _, x := range f.Processes {
-		i.Processes = append(i.Processes, Process{PID: x.PID, PPID: x.PPID, Name: x.Name, CPUMs: x.CPU.Milliseconds(), RSSBytes: x.RSS})
+	i.PID, i.Noise, i.Strays = f.PID, c.noise.Load(), c.mux.Strays()
+	tree := view.Trees[f.Process]
+	if tree.Reaper != nil {
+		i.Processes = append(i.Processes, ProcessOf(*tree.Reaper, RoleReaper))
+	}
+	for _, x := range tree.Members {
+		role := RoleChild
+		if x.PID == f.PID {
+			role = RoleServer
+		} else {
+			i.Descendants++
+		}
+		i.Processes = append(i.Processes, ProcessOf(x, role))
 	}
 	if !f.Started.IsZero() {
 		i.StartedAt, i.UptimeMs = &f.Started, time.Since(f.Started).Milliseconds()

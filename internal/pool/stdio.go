@@ -40,15 +40,16 @@ type stdioLink struct {
 }
 
 const (
-	exitWait   = 250 * time.Millisecond // for the exit of a process whose output has ended
+	exitWait   = 250 * time.Millisecond // for the exit of a process whose output or input has ended
 	stderrWait = 50 * time.Millisecond  // for the reader of its stderr to get to the end
 )
 
-// Run implements Link. A server that ends is seen in its stdout, its exit and its
-// stderr, in any order. Errors should name all three (P5), so the last is waited for.
+// Run implements Link. A server that ends is seen in its stdin, its stdout, its exit and
+// its stderr, in any order. Errors should name its status and its last words (P5), so
+// these are waited for.
 func (l *stdioLink) Run(h upstream.Handler) error {
 	err := l.Stdio.Run(h)
-	if !errors.Is(err, io.EOF) && !errors.Is(err, upstream.ErrExited) {
+	if !errors.Is(err, io.EOF) && !errors.Is(err, upstream.ErrExited) && !errors.Is(err, upstream.ErrBrokenInput) {
 		return err
 	}
 	select {
@@ -70,11 +71,7 @@ func (l *stdioLink) Close(ctx context.Context) {
 
 // Facts implements Link.
 func (l *stdioLink) Facts() LinkFacts {
-	f := LinkFacts{PID: l.process.PID(), Started: l.process.Started(), Exit: l.process.ExitStatus()}
-	if f.Exit == "" {
-		f.Processes = l.process.Descendants()
-	}
-	return f
+	return LinkFacts{Process: l.process, PID: l.process.PID(), Started: l.process.Started(), Exit: l.process.ExitStatus()}
 }
 
 // Output implements Link.

@@ -18,6 +18,7 @@ import (
 	"roundhouse/internal/fault"
 	"roundhouse/internal/process"
 	"roundhouse/internal/secret"
+	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
 )
 
@@ -37,6 +38,13 @@ func tag(t *testing.T) string { return run + " " + t.Name() }
 // drained, and nothing that the test started may live.
 func realPool(t *testing.T, c Config) *Pool {
 	t.Helper()
+	p, _ := managedPool(t, c)
+	return p
+}
+
+// managedPool is realPool with what manages its processes.
+func managedPool(t *testing.T, c Config) (*Pool, *process.Manager) {
+	t.Helper()
 	m, err := process.NewManager(process.Config{StateDir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +60,7 @@ func realPool(t *testing.T, c Config) *Pool {
 			t.Errorf("processes outlived the pool: %q", left)
 		}
 	})
-	return p
+	return p, m
 }
 
 // bad is a badserver with switches, marked with the test's name.
@@ -221,13 +229,13 @@ func TestDrainLeavesNothing(t *testing.T) {
 		{"-grandchild", "ignore_term", "-ignore-eof", "-ignore-term"},
 	} {
 		t.Run(strings.Join(switches, " "), func(t *testing.T) {
-			p := realPool(t, Config{})
+			p, m := managedPool(t, Config{})
 			server := bad(t, switches...)
 			if switches == nil {
 				server.CloseEOFWait = 20 * time.Second
 			}
 			expectEcho(t, mustAcquire(t, p, server), "hello")
-			if i := p.Snapshot()[0]; (i.Descendants > 0) != (switches != nil) {
+			if i := p.SnapshotOf(m.View())[0]; (i.Descendants > 0) != (switches != nil) {
 				t.Errorf("the pool shows %d descendants", i.Descendants)
 			}
 			begun := time.Now()
@@ -328,5 +336,36 @@ func TestAnAddedToolIsAnnounced(t *testing.T) {
 	}
 	if !json.Valid(l.Result(Tools)) {
 		t.Error("the joined list is no JSON")
+	}
+}
+
+// P5: a server whose end is first noticed by a write that fails is waited for like any
+// other: its exit status is known when the link ends.
+func TestTheExitStatusIsWaitedForAfterAWriteThatFails(t *testing.T) {
+	m, err := process.NewManager(process.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := bad(t)
+	server.Command, server.Args = "sh", []string{"-c", "exec <&-; echo closed >&2; sleep 0.3; exit 3"}
+	l, err := dialStdio(t.Context(), m, server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		l.Close(context.Background())
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for len(l.Output(1)) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := l.Send(t.Context(), upstream.NewMessage([]byte("{}"))); err != nil { // queued, and fails first
+		t.Fatal(err)
+	}
+	ended := l.Run(&connection{})
+	if got := l.Facts().Exit; got != "exit status 3" {
+		t.Errorf("the link ended with %v, and the server with %q", ended, got)
 	}
 }

@@ -59,7 +59,7 @@ type Manager struct {
 	// Guarded by mu.
 	mu     sync.Mutex
 	closed bool
-	live   map[*Process]struct{} // started or starting, and not known to be gone
+	live   map[*Process]bool // not known to be gone; whether it has been started
 }
 
 // NewManager takes a journal of its own in the state directory and then ends
@@ -75,7 +75,7 @@ func NewManager(c Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{executable: executable, log: c.Log, live: map[*Process]struct{}{}}
+	m := &Manager{executable: executable, log: c.Log, live: map[*Process]bool{}}
 	if c.StateDir == "" {
 		return m, nil
 	}
@@ -216,7 +216,7 @@ func (m *Manager) start(ctx context.Context, s Spec) (_ *Process, err error) {
 		m.mu.Unlock()
 		return nil, errors.New("the process manager is closed")
 	}
-	m.live[p] = struct{}{}
+	m.live[p] = false
 	m.mu.Unlock()
 	undo := []func(){func() { m.forget(p) }}
 	defer func() {
@@ -244,6 +244,9 @@ func (m *Manager) start(ctx context.Context, s Spec) (_ *Process, err error) {
 		return nil, err
 	}
 	p.started = time.Now()
+	m.mu.Lock()
+	m.live[p] = true
+	m.mu.Unlock()
 	rec.PID, rec.Start = p.tree.pid, p.tree.start
 	if err := m.journal.put(p.slot, rec); err != nil {
 		// The marker, which is what proves ownership, is in the journal already.

@@ -97,27 +97,6 @@ func (p *Process) Gone() <-chan struct{} { return p.tree.gone }
 // Close.
 func (p *Process) Stderr() *Ring { return p.ring }
 
-// Descendants lists the live tree, the server included, parents before children:
-// at most 4096 processes and 64 generations (P3). It reads the process table, so it
-// takes milliseconds. It is nil when the tree is gone or the table cannot be read.
-func (p *Process) Descendants() []Info {
-	select {
-	case <-p.tree.gone:
-		return nil
-	default:
-	}
-	return p.tree.descendants()
-}
-
-// Info is one live process.
-type Info struct {
-	PID, PPID int
-	Name      string        // of the command, as short as the system keeps it
-	Start     time.Time     // precise to the clock tick of the process table
-	CPU       time.Duration // time that it has run so far, in user and kernel; Linux only, else 0
-	RSS       int64         // bytes of memory that are resident; Linux only, else 0
-}
-
 // Close ends the tree (P2): it closes stdin and waits, sends TERM to every
 // process and waits, and sends KILL until nothing is left. A server that exits
 // at the end of its input closes in milliseconds. When any caller's ctx ends, the

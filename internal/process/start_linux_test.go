@@ -193,7 +193,7 @@ func TestDescendantsListsTheTree(t *testing.T) {
 	p := f.start(f.spec(`sh -c 'sleep 600 & echo ready; wait' & wait`))
 	f.line(p)
 	var list []Info
-	eventually(t, "the sleep", func() bool { list = p.Descendants(); return len(list) == 3 && list[2].Name == "sleep" })
+	eventually(t, "the sleep", func() bool { list = p.m.View().Trees[p].Members; return len(list) == 3 && list[2].Name == "sleep" })
 	if list[0].PID != p.PID() || list[1].PPID != p.PID() || list[2].PPID != list[1].PID {
 		t.Errorf("tree %+v", list)
 	}

@@ -18,11 +18,16 @@ type entry struct {
 	zombie         bool          // it has ended, and its parent does not know yet
 }
 
+// info converts an entry for our callers.
+func (e entry) info() Info {
+	return Info{PID: e.pid, PPID: e.parent, Name: e.name, Start: wallTime(e.start), CPU: e.cpu, RSS: e.rss}
+}
+
 // infos converts entries for our callers.
 func infos(list []entry) []Info {
 	var out []Info
 	for _, e := range list {
-		out = append(out, Info{PID: e.pid, PPID: e.parent, Name: e.name, Start: wallTime(e.start), CPU: e.cpu, RSS: e.rss})
+		out = append(out, e.info())
 	}
 	return out
 }
@@ -32,11 +37,24 @@ type table []entry
 
 // below returns the living descendants of the processes roots, without these,
 // parents before children. Cycles end it no less than leaves do, and the limits of P3 hold.
-func (t table) below(roots ...int) []entry {
-	children := make(map[int][]int, len(t))
+func (t table) below(roots ...int) []entry { return t.kin().below(roots...) }
+
+// kin is a table in which many walks begin.
+type kin struct {
+	table
+	children map[int][]int // pid → places of its children in the table
+}
+
+func (t table) kin() kin {
+	k := kin{t, make(map[int][]int, len(t))}
 	for i, e := range t {
-		children[e.parent] = append(children[e.parent], i)
+		k.children[e.parent] = append(k.children[e.parent], i)
 	}
+	return k
+}
+
+// below is that of the table.
+func (k kin) below(roots ...int) []entry {
 	seen := make(map[int]bool, len(roots))
 	for _, r := range roots {
 		seen[r] = true
@@ -45,8 +63,8 @@ func (t table) below(roots ...int) []entry {
 	for depth := 0; depth < maxDepth && len(roots) > 0; depth++ {
 		var next []int
 		for _, r := range roots {
-			for _, i := range children[r] {
-				e := t[i]
+			for _, i := range k.children[r] {
+				e := k.table[i]
 				if seen[e.pid] || e.zombie {
 					continue
 				}

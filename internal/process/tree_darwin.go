@@ -119,11 +119,28 @@ func (t *tree) await(d time.Duration, hurry <-chan struct{}) bool {
 	return false
 }
 
-// descendants returns the live tree.
-func (t *tree) descendants() []Info {
-	list, err := t.survivors()
+// look finds the trees of processes in the process table.
+func look(started []*Process) View {
+	v := View{Self: Info{PID: os.Getpid()}, Trees: map[*Process]Tree{}}
+	all, err := readTable()
 	if err != nil {
-		return nil
+		return v
 	}
-	return infos(list)
+	spare := all.above(v.Self.PID)
+	environs := map[int][][]byte{}
+	for _, e := range all {
+		if e.pid == v.Self.PID {
+			v.Self = e.info()
+		} else if !spare[e.pid] && !e.zombie {
+			environs[e.pid] = environ(e.pid)
+		}
+	}
+	for _, p := range started {
+		markers := map[string]bool{p.tree.marker: true}
+		list := all.owned(p.tree.pid, spare, func(pid int) bool { return carries(environs[pid], markerVar, markers) })
+		if len(list) > 0 {
+			v.Trees[p] = Tree{Members: infos(list)}
+		}
+	}
+	return v
 }

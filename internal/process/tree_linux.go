@@ -258,11 +258,36 @@ func (t *tree) tell(order string) {
 	_, _ = t.control.WriteString(order + "\n")
 }
 
-// descendants returns the live tree.
-func (t *tree) descendants() []Info {
+// look finds the trees of processes in the process table.
+func look(started []*Process) View {
+	v := View{Self: Info{PID: os.Getpid()}, Trees: map[*Process]Tree{}}
 	all, err := readTable()
 	if err != nil {
-		return nil
+		return v
 	}
-	return infos(all.below(t.reaper.Pid))
+	owners := make(map[int]*Process, len(started))
+	for _, p := range started {
+		owners[p.tree.reaper.Pid] = p
+	}
+	k := all.kin()
+	known := map[int]bool{}
+	for _, e := range all {
+		switch p := owners[e.pid]; {
+		case e.pid == v.Self.PID:
+			v.Self = e.info()
+		case p != nil && e.parent == v.Self.PID && !e.zombie:
+			t := Tree{Reaper: new(e.info()), Members: infos(k.below(e.pid))}
+			known[e.pid] = true
+			for _, i := range t.Members {
+				known[i.PID] = true
+			}
+			v.Trees[p] = t
+		}
+	}
+	for _, e := range k.below(v.Self.PID) {
+		if !known[e.pid] {
+			v.Others = append(v.Others, e.info())
+		}
+	}
+	return v
 }

@@ -203,21 +203,24 @@ func (t *tree) await(d time.Duration, hurry <-chan struct{}) bool {
 	return false
 }
 
-// descendants returns the live members of the job.
-func (t *tree) descendants() []Info {
-	member := map[uint32]bool{}
-	for _, pid := range t.members() {
-		member[pid] = true
+// look finds the members of all jobs in one list of the processes.
+func look(started []*Process) View {
+	v := View{Self: Info{PID: os.Getpid()}, Trees: map[*Process]Tree{}}
+	owners := map[uint32]*Process{}
+	for _, p := range started {
+		for _, pid := range p.tree.members() {
+			owners[pid] = p
+		}
 	}
 	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
 	if err != nil {
-		return nil
+		return v
 	}
 	defer windows.CloseHandle(snapshot)
-	var out []Info
 	pe := windows.ProcessEntry32{Size: uint32(unsafe.Sizeof(windows.ProcessEntry32{}))}
 	for err = windows.Process32First(snapshot, &pe); err == nil; err = windows.Process32Next(snapshot, &pe) {
-		if !member[pe.ProcessID] {
+		p := owners[pe.ProcessID]
+		if p == nil {
 			continue
 		}
 		e := Info{PID: int(pe.ProcessID), PPID: int(pe.ParentProcessID), Name: windows.UTF16ToString(pe.ExeFile[:])}
@@ -225,9 +228,11 @@ func (t *tree) descendants() []Info {
 			e.Start = time.Unix(0, int64(startOf(h)))
 			windows.CloseHandle(h)
 		}
-		out = append(out, e)
+		t := v.Trees[p]
+		t.Members = append(t.Members, e)
+		v.Trees[p] = t
 	}
-	return out
+	return v
 }
 
 // startOf returns when a process started, in nanoseconds since 1970.

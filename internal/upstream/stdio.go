@@ -189,7 +189,7 @@ func (s *Stdio) wakeLocked() {
 }
 
 // Run reads the server's output into h until the link ends, and returns why: ErrExited,
-// io.EOF, an error of reading or writing, or that of Abort. What the server has
+// io.EOF, an error of reading, ErrBrokenInput, or that of Abort. What the server has
 // already written is delivered first, except after Abort (R1). When Run returns, all
 // goroutines of the link have ended, In is closed, and h is not called any more.
 func (s *Stdio) Run(h Handler) error {
@@ -398,7 +398,7 @@ func (s *Stdio) writeFailed(err error) {
 	stopped := s.stopped
 	s.mu.Unlock()
 	if !stopped {
-		s.lose(fmt.Errorf("write to the server's stdin: %w", err))
+		s.lose(fmt.Errorf("%w: %w", ErrBrokenInput, err))
 	}
 	s.closeIn()
 }

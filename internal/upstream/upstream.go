@@ -20,6 +20,10 @@ var ErrClosed = errors.New("the link to the server is closed")
 // ErrExited means that a link ended because the server's process did.
 var ErrExited = errors.New("the server's process has ended")
 
+// ErrBrokenInput means that a link ended because the server's stdin could not be written
+// to. Its process may be about to end.
+var ErrBrokenInput = errors.New("write to the server's stdin")
+
 // ErrSessionLost means that the server no longer knows the session of an HTTP link. A
 // new link begins a new one.
 var ErrSessionLost = errors.New("the server has forgotten its session with us")
