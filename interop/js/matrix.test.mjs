@@ -28,15 +28,17 @@ after(() => {
   rmSync(built, { recursive: true, force: true });
 });
 
-// The servers: what is called to what end, and what must come of it. who is the session that calls.
+// The servers: what is called to what end, and what must come of it. who is the session that calls, and n its number, by which
+// progress is told apart.
 const everything = {
   echo: (mark) => ({ call: ['echo', { message: mark }], text: `Echo: ${mark}` }),
-  count: (_, steps) => ({
-    call: ['trigger-long-running-operation', { duration: 0.4, steps }],
-    text: `Long running operation completed. Duration: 0.4 seconds, Steps: ${steps}.`,
-    progress: Array.from({ length: steps }, (_, k) => [k + 1, steps]),
+  count: (_, n) => ({
+    call: ['trigger-long-running-operation', { duration: 0.4, steps: 2 + n }],
+    text: `Long running operation completed. Duration: 0.4 seconds, Steps: ${2 + n}.`,
+    progress: Array.from({ length: 2 + n }, (_, k) => [k + 1, 2 + n]),
   }),
-  hold: () => ({ call: ['trigger-long-running-operation', { duration: 20, steps: 80 }] }),
+  hold: (_, n) => ({ call: ['trigger-long-running-operation', { duration: 20, steps: 80 + n }] }),
+  owns: (_, n, { total }) => total === 2 + n || total === 80 + n,
   ask: {
     sampling: (who) => ({ call: ['trigger-sampling-request', { prompt: who }], text: new RegExp(`${who} heard Resource trigger-sampling-request context: ${who}\\b`) }),
     elicitation: (who) => ({ call: ['trigger-elicitation-request', {}], text: new RegExp(`- Name: ${who}\\b`) }),
@@ -44,8 +46,9 @@ const everything = {
 };
 const matrix = {
   echo: (mark) => ({ call: ['echo', { mark }], text: mark }),
-  count: (mark, steps) => ({ call: ['count', { mark, steps }], text: mark, progress: Array.from({ length: steps }, (_, k) => [k + 1, steps, mark]) }),
-  hold: (mark) => ({ call: ['hold', { mark }] }),
+  count: (who, n) => ({ call: ['count', { mark: who, steps: 2 + n }], text: who, progress: Array.from({ length: 2 + n }, (_, k) => [k + 1, 2 + n, who]) }),
+  hold: (who) => ({ call: ['hold', { mark: `hold ${who}` }] }),
+  owns: (who, _, { message }) => message === who || message === `hold ${who}`,
   held: { call: ['held', {}] },
   ask: {
     sampling: (who) => ({ call: ['ask', { kind: 'sampling', mark: who }], text: `${who} heard ${who}` }),
@@ -92,6 +95,10 @@ class Cell {
     this.names = Array.from({ length: perKind }, (_, i) => `kind-${number}.${i}`);
   }
 
+  numberOf(i) {
+    return perKind * this.number + i;
+  }
+
   /** Does f for each session at once, as f(name, i). */
   each(f) {
     return Promise.all(this.names.map(f));
@@ -121,10 +128,10 @@ class Cell {
     await this.each(async (who, i) => {
       await Promise.all([0, 1, 2, 3, 4].map((k) => this.expect(who, this.server.echo(`${who}/${k}`), `echo ${k}`)));
       // Everybody counts to a total of their own: what went astray has the wrong one.
-      const count = this.server.count(who, 2 + perKind * this.number + i);
+      const count = this.server.count(who, this.numberOf(i));
       await this.expect(who, count);
       if (i === 1) return this.expect(who, count);
-      const held = this.client.call(who, ...this.server.hold(`hold ${who}`).call, 'hold');
+      const held = this.client.call(who, ...this.server.hold(who, this.numberOf(i)).call, 'hold');
       const given = assert.rejects(held, /changed my mind|cancel/i);
       await until(`the call of ${who} has begun`, 10_000, async () => (await this.client.progress(who, 'hold')).length > 0);
       await this.client.cancel(who, 'hold');
@@ -188,10 +195,11 @@ class Cell {
   }
 
   async leaves() {
-    await this.each(async (who) => {
-      const { errors } = await this.client.heard(who);
+    await this.each(async (who, i) => {
+      const { errors, late = [] } = await this.client.heard(who);
       await this.client.close(who);
       assert.deepEqual(errors, [], `the SDK of ${who} saw nothing odd`);
+      assert.deepEqual(late.filter((one) => !this.server.owns(who, this.numberOf(i), one)), [], `all progress of ${who} was its own`);
     });
   }
 }

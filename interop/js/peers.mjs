@@ -7,7 +7,8 @@
 //   cancel(session, key)           gives up the call with this key, which then fails
 //   subscribe(session, uri)        to updates of a resource, in the way of the session's era
 //   tools(session)                 the names of the tools, asked anew
-//   heard(session)                 {updated: URIs, changes: how often the tools have changed, errors}
+//   heard(session)                 {updated: URIs, changes: how often the tools have changed, errors, late: progress that the SDK did not
+//                                  give to its call; see TypeScript.open}
 //   close(session)
 //
 // session is the name of one; a session answers questions with its own name. The TypeScript SDKs run in this
@@ -33,15 +34,17 @@ class TypeScript {
   #sessions = new Map();
 
   async open(name, { url, command: [command, ...args] = [] }) {
-    const heard = { updated: [], changes: 0, errors: [] };
+    const heard = { updated: [], changes: 0, errors: [], late: [] };
     const client = this.make(name);
     const progress = new Map();
     client.onerror = (error) => {
-      // On stdio the SDKs handle progress after a result that was read together with it, and do not know its token any more. It
-      // belongs to the call that began last: the tests make one with progress at a time.
-      const late = command && /progress notification for an unknown token: (.*)/.exec(error.message);
-      if (late) [...progress.values()].at(-1).push(JSON.parse(late[1]).params);
-      else heard.errors.push(String(error));
+      // The SDKs report progress that is on its way while they cancel its call. On stdio they also handle progress after a result
+      // that was read together with it. It belongs to the call that began last: the tests make one with progress at a time.
+      const late = /progress notification for an unknown token: (.*)/.exec(error.message);
+      if (!late) return heard.errors.push(String(error));
+      const { params } = JSON.parse(late[1]);
+      heard.late.push(params);
+      if (command) [...progress.values()].at(-1).push(params);
     };
     this.handle(client, {
       sampling: ({ params }) => ({ model: name, role: 'assistant', content: { type: 'text', text: `${name} heard ${params.messages[0].content.text}` } }),
