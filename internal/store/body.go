@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
@@ -22,11 +23,14 @@ type Body struct {
 // memory. It is beyond any body that a face accepts (C11: 256 MiB).
 const maxBody = 1 << 30
 
+// encoding is fast before small; the window is what an encoder keeps in memory.
+var encoding = []zstd.EOption{zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(1 << 20), zstd.WithLowerEncoderMem(true)}
+
 // encoder and decoder are used by many at once, each call with its own state; they
 // are made when the first Body is.
 var (
 	encoder = sync.OnceValue(func() *zstd.Encoder {
-		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest))
+		e, err := zstd.NewWriter(nil, encoding...)
 		if err != nil {
 			panic(err) // of the options alone
 		}
@@ -53,7 +57,7 @@ func Pack(b []byte) Body {
 // disk: only the compressed bytes are held in memory.
 func PackFrom(r io.Reader) (Body, error) {
 	var packed bytes.Buffer
-	e, err := zstd.NewWriter(&packed, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1))
+	e, err := zstd.NewWriter(&packed, append(slices.Clone(encoding), zstd.WithEncoderConcurrency(1))...)
 	if err != nil {
 		panic(err) // of the options alone
 	}

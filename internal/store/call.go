@@ -192,16 +192,16 @@ func (s *Store) Commit(ctx context.Context, k SessionKey, id string, v Result) e
 		}
 		same, err := c.sameResult(seq, v)
 		switch {
-		case err == nil && same:
-			return nil
-		case err == nil && !sealed:
-			return ErrConflict
-		case err == nil || errors.Is(err, ErrNotFound) && sealed:
-			return ErrSealed
-		case !errors.Is(err, ErrNotFound):
+		case errors.Is(err, ErrNotFound): // so the session is not sealed: Seal leaves none without
+			return c.finish(seq, row)
+		case err != nil:
 			return err
+		case same:
+			return nil
+		case sealed:
+			return ErrSealed
 		}
-		return c.finish(seq, row)
+		return ErrConflict
 	})
 }
 

@@ -98,7 +98,7 @@ func open(ctx context.Context, cfg Config, h hooks) (_ *Store, err error) {
 	if err := makePrivate(s.path); err != nil {
 		return nil, err
 	}
-	if s.write, err = driver.Open(s.dsn("rw", slices.Concat(writerPragmas, h.pragmas)...)); err != nil {
+	if s.write, err = driver.Open(s.dsn("rwc", slices.Concat(writerPragmas, h.pragmas)...)); err != nil {
 		return nil, err
 	}
 	s.write.SetMaxOpenConns(1)

@@ -239,7 +239,7 @@ func TestMessagesThatMeanTheSame(t *testing.T) {
 		{`{"role":"assistant","content":"é","annotations":[],"audio":null}`, `{"role":"assistant","content":"\u00e9"}`},
 		{`{"role":"assistant","content":"x","reasoning":"r"}`, `{"role":"assistant","content":"x","reasoning_content":"r"}`},
 		{`{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"u"}}]}`,
-			`{"role":"user","content":[{"text":"a","type":"text","cache_control":{"type":"ephemeral"}},{"image_url":{"url":"u"},"type":"image_url"}]}`},
+			`{"role":"user","content":[{"text":"a","type":"text","cache_control":{"type":"ephemeral"}},{"image_url":{"url":"u"},"type":"image_url","cache_control":{"type":"ephemeral"}}]}`},
 	}
 	different := [][2]string{
 		{`{"role":"user","content":"a"}`, `{"role":"user","content":"a "}`},
