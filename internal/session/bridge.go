@@ -92,6 +92,9 @@ func (x *crossing) spell() (bool, error) {
 		return x.spelled(older, err)
 	case x.from == era.Legacy && x.to == era.Modern:
 		return x.spellNewer()
+	case x.r.ClientCapabilities.Present() && x.att.Settings().Interactive == config.Refuse:
+		f, err := wire.Parse(wire.Splice(nil, x.f.Raw, wire.Edit{At: x.r.ClientCapabilities, With: noCapabilities}))
+		return x.spelled(f, err)
 	}
 	return true, nil
 }

@@ -452,6 +452,22 @@ func TestFramesOfTheNewerEraPassAsTheyAre(t *testing.T) {
 	})
 }
 
+// M6: where the file refuses questions to clients, no client declares that it can be asked.
+func TestNobodyDeclaresAnythingToAServerThatMayNotAsk(t *testing.T) {
+	inNewerWorld(t, func(s *config.Server) { s.Interactive = config.Refuse }, func(w *world, s *newerServer) {
+		v := w.visit("a", "s")
+		defer v.Leave()
+		v.request(spelled).answer(t)
+		c, _ := w.hello("a", `{"sampling":{}}`)
+		c.do(2, wire.ToolsCall, `{"name":"echo"}`)
+		for _, got := range s.requests() {
+			if !strings.Contains(got, `clientCapabilities":{},`) {
+				t.Errorf("the server got %s", got)
+			}
+		}
+	})
+}
+
 // M8: what a server says of how long a list may be kept, and by whom, holds for the whole
 // list only; what is filtered or merged is for its receiver alone.
 func TestListsForClientsOfTheNewerEra(t *testing.T) {
