@@ -25,6 +25,7 @@ type newerServer struct {
 	tools string
 	older bool // it has the older era, too
 	gone  bool // it has the newer era no more
+	swift bool // its answers are there before a call is known to be on its way
 }
 
 const newerTools = `{"resultType":"complete","tools":[{"name":"echo"},{"name":"list","outputSchema":{"type":"array"}}],"ttlMs":60000,"cacheScope":"public"}`
@@ -67,7 +68,11 @@ func (s *newerServer) on(l *link, f wire.Frame) bool {
 			return true
 		}
 		s.calls++
-		if answer := s.reply(s.calls, f); answer != "" {
+		switch answer := s.reply(s.calls, f); {
+		case answer == "":
+		case s.swift:
+			l.say([]byte(`{"jsonrpc":"2.0","id":` + string(f.ID()) + `,` + answer + `}`))
+		default:
 			say(answer)
 		}
 	}
@@ -323,7 +328,14 @@ func TestInputThatCannotBeHad(t *testing.T) {
 // M2, M8: a call that is cancelled between two rounds, or whose client leaves, takes its
 // questions back and is not made again.
 func TestCancelBetweenRounds(t *testing.T) {
+	for _, swift := range []bool{false, true} {
+		testCancelBetweenRounds(t, swift)
+	}
+}
+
+func testCancelBetweenRounds(t *testing.T, swift bool) {
 	inNewerWorld(t, nil, func(w *world, s *newerServer) {
+		s.swift = swift
 		s.reply = func(int, wire.Frame) string { return wantsSampling }
 		c, _ := w.hello("a", `{"sampling":{},"elicitation":{}}`)
 		x := c.request(asking)
