@@ -355,7 +355,7 @@ func (c *Client) end(why *fault.Error) {
 	}
 	c.mu.Unlock()
 	for _, k := range calls {
-		k.fail(why)
+		k.fail(maybeSent(why)) // whether the server works on it already is not looked at
 	}
 	for _, a := range asks {
 		a.stop()

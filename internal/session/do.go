@@ -46,6 +46,7 @@ type call struct {
 	mc    *mux.Call     // once it is at a connection
 	again func()        // sends it once more; nil once it was called, and before the first attempt
 	twice bool          // the server says that it may be executed twice, and its configuration believes that
+	maybe bool          // its first attempt may have been executed
 	leave func()        // ends the waiting for a connection, or nil
 }
 
@@ -104,7 +105,24 @@ func isResult(p mux.Pieces) bool {
 
 func (k *call) result(raw []byte) { k.Done(mux.Pieces{wire.Result(k.id, raw)}) }
 
-func (k *call) fail(err error) { k.Done(failure(k.id, err)) }
+// fail answers with an error. That the last attempt did not reach the server says
+// nothing about the first one.
+func (k *call) fail(err error) {
+	k.mu.Lock()
+	maybe := k.maybe
+	k.mu.Unlock()
+	if maybe && fault.SafeToRetry(err) {
+		err = maybeSent(fault.Of(err))
+	}
+	k.Done(failure(k.id, err))
+}
+
+// maybeSent is the error of a call that may have been executed.
+func maybeSent(why *fault.Error) *fault.Error {
+	err := *why
+	err.Sent = fault.SentMaybe
+	return &err
+}
 
 // Failure is the error answer to a request. A server's own error object passes
 // unchanged.
@@ -146,9 +164,18 @@ func (k *call) Failed(err *fault.Error) bool {
 	}
 	again := k.again
 	k.again, k.mc = nil, nil
+	before := k.maybe
+	k.maybe = before || !unsent
 	done := k.done
 	k.mu.Unlock()
-	return again != nil && !done && k.c.session.m.spawn(again)
+	switch {
+	case again != nil && !done && k.c.session.m.spawn(again):
+	case before && !done:
+		k.fail(err)
+	default:
+		return false
+	}
+	return true
 }
 
 // cancel ends the call at the client's wish: the server is told, no answer follows.
@@ -282,7 +309,7 @@ func listOf(ctx context.Context, b *binding, kind pool.Kind) (l *pool.Listing, s
 }
 
 // with runs f with the live attachment, and once more with a new one when the first
-// turned out to have ended before anything was sent.
+// turned out to have ended before anything was sent, unless the time is over.
 func (b *binding) with(ctx context.Context, f func(*pool.Attachment) error) error {
 	for try := 0; ; try++ {
 		att, err := b.attach(ctx)
@@ -290,7 +317,7 @@ func (b *binding) with(ctx context.Context, f func(*pool.Attachment) error) erro
 			return err
 		}
 		err = f(att)
-		if try > 0 || !fault.SafeToRetry(err) {
+		if try > 0 || !fault.SafeToRetry(err) || fault.Is(err, fault.CallTimeout) {
 			return err
 		}
 		b.forget(att)
@@ -360,7 +387,7 @@ func (k *call) await(b *binding, att *pool.Attachment) error {
 	defer leave(nil)
 	if limit := att.Settings().CallTimeout; limit > 0 {
 		err := fault.New(fault.CallTimeout, "server %q is being started again and was not there within %s; callTimeout of the server sets the limit", b.name, limit)
-		err.Server = b.name
+		err.Server, err.Sent = b.name, fault.SentNo
 		timer := time.AfterFunc(limit, func() { leave(err) })
 		defer timer.Stop()
 	}

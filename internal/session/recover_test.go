@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -216,4 +217,56 @@ func TestOnlyCallsOfToolsAreSentAgain(t *testing.T) {
 		wantFault(t, c.do(9, wire.ToolsCall, `{"name":"echo"}`), fault.TooLarge, fault.SentMaybe)
 		w.wantSaw(wire.ToolsCall, 2)
 	})
+}
+
+// R5: that a second attempt did not reach the server says nothing about the first one.
+func TestTheErrorOfASecondAttemptSpeaksForTheFirst(t *testing.T) {
+	s := lasting("a")
+	s.Retry = config.RetryIdempotent
+	inWorld(t, usual, []*config.Server{s}, func(w *world) {
+		attempts := 0
+		w.on = func(l *link, f wire.Frame) bool {
+			switch f.Method {
+			case wire.ToolsList:
+				go l.say(wire.Result(f.ID(), []byte(`{"tools":[{"name":"echo","annotations":{"readOnlyHint":true}}]}`)))
+			case wire.ToolsCall:
+				attempts++
+				l.refuse(f, upstream.ErrInterrupted, attempts == 1)
+			default:
+				return false
+			}
+			return true
+		}
+		c := w.client("a", "")
+		wantFault(t, c.do(7, wire.ToolsCall, `{"name":"echo"}`), fault.Interrupted, fault.SentMaybe)
+		w.wantSaw(wire.ToolsCall, 2)
+	})
+}
+
+// N4, R5: a call that the end of its session cuts off may have been executed.
+func TestTheEndOfASessionSaysThatItsCallsMayHaveBeenExecuted(t *testing.T) {
+	for name, end := range map[string]func(w *world, c *Client){
+		"force": func(w *world, c *Client) {
+			if err := w.m.End(context.Background(), "local", false, c.Session().ID(), true); err != nil {
+				t.Error(err)
+			}
+		},
+		"client":   func(_ *world, c *Client) { c.Delete() },
+		"shutdown": func(w *world, _ *Client) { w.m.Shutdown(context.Background()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
+				c := w.client("a", "")
+				x := newTray()
+				c.Session().Do(c, frame(2, wire.ToolsCall, `{"name":"echo","ms":60000}`), x)
+				synctest.Wait()
+				end(w, c)
+				want := fault.UnknownSession
+				if name == "shutdown" {
+					want = fault.Draining
+				}
+				wantFault(t, string((<-x.done).AppendTo(nil)), want, fault.SentMaybe)
+			})
+		})
+	}
 }
