@@ -1,11 +1,11 @@
-# The one entry: run, test, fuzz, interop, bench, lint. Whatever these need they install
+# The one entry: run, test, chaos, fuzz, interop, bench, lint. Whatever these need they install
 # into the checkout, at the versions pinned in go.mod, package-lock.json and requirements.txt files.
 
 GO     ?= go
 BIN    := bin/roundhouse
 CONFIG ?= .roundhouse/example.mcp.json
 
-.PHONY: all build run test fuzz interop bench lint clean
+.PHONY: all build run test chaos fuzz interop bench lint clean
 
 all: build
 
@@ -22,6 +22,11 @@ run: build $(CONFIG)
 
 test:
 	$(GO) test -race -timeout 10m ./...
+
+# chaos has 200 sessions call ten servers that are killed, restarted and configured anew for a
+# minute; "make test" does the same for seconds.
+chaos:
+	ROUNDHOUSE_CHAOS=60s $(GO) test -race -count=1 -timeout 10m -run TestChaos -v ./internal/daemon/
 
 # fuzz runs every fuzz target for a second, starting from the corpora in testdata/fuzz.
 # What fails is written there. For longer: scripts/fuzz 1m

@@ -81,7 +81,7 @@
 //	count                               how often this process ran count
 //	slow{ms, steps, late}               waits, with steps progress notifications if there is a token, and late more after the result
 //	cancelled                           JSON array of the request ids in the cancel notifications seen
-//	ledger{file, mode}                  appends a line to file, then: answer, crash, hang, close_stdout, error
+//	ledger{file, mode, note}            appends a line to file (pid, mode, note), then: answer, crash, hang, close_stdout, error
 //	big{bytes}                          a text of that size
 //	raw{result}                         that JSON (or the JSON in that string) verbatim as the result
 //	emit{line, base64}                  writes that line (or those bytes, without line end) to stdout, then answers

@@ -39,7 +39,7 @@ var tools = []tool{
 	{"count", "Counts its calls in this process.", "", "", runCount},
 	{"slow", "Takes its time.", "ms:integer steps:integer late:integer", `,"execution":{"taskSupport":"forbidden"}`, runSlow},
 	{"cancelled", "Lists the cancelled ids.", "", readOnly, runCancelled},
-	{"ledger", "Appends a line to a file.", "file:string mode:string", destructive, runLedger},
+	{"ledger", "Appends a line to a file.", "file:string mode:string note:string", destructive, runLedger},
 	{"big", "Answers with many bytes.", "bytes:integer", readOnly, runBig},
 	{"raw", "Answers with the given result.", "result:string", readOnly, runRaw},
 	{"emit", "Writes a line to stdout.", "line:string base64:string", "", runEmit},
@@ -168,14 +168,18 @@ func runCancelled(_ context.Context, c *call) ([]byte, error) {
 }
 
 func runLedger(ctx context.Context, c *call) ([]byte, error) {
-	var p struct{ File, Mode string }
+	var p struct{ File, Mode, Note string }
 	if err := c.decode(&p); err != nil {
 		return nil, err
 	}
 	if !slices.Contains([]string{"", "answer", "crash", "hang", "close_stdout", "error"}, p.Mode) {
 		return nil, invalidParams("unknown mode %q", p.Mode)
 	}
-	if err := appendLine(p.File, fmt.Sprintf("%d %s\n", os.Getpid(), p.Mode)); err != nil {
+	line := fmt.Sprintf("%d %s", os.Getpid(), p.Mode)
+	if p.Note != "" {
+		line += " " + p.Note
+	}
+	if err := appendLine(p.File, line+"\n"); err != nil {
 		return nil, err
 	}
 	switch p.Mode {
