@@ -18,13 +18,15 @@ type Config struct {
 	Socket         string   // absolute path of the unix socket for local callers ("socket"); "" on Windows, which has none
 	PublicNames    []string // host names, beside loopback, under which clients reach us ("publicNames")
 	AllowedOrigins []string // browser origins that may send requests ("allowedOrigins")
-	StateDir       string   // directory of the journal and, later, the database ("stateDir")
+	StateDir       string   // directory of the journal and, unless Store says otherwise, the database ("stateDir")
+	Store          string   // absolute path of the database ("store"), which is used if there are LLM.Upstreams
 	Auth           Auth
 	Sessions       Sessions
 	Pool           Pool
 	Gateway        Gateway
 	Shutdown       Shutdown
 	Autostart      Autostart
+	LLM            LLM
 	Servers        []*Server // in the order of the file, disabled ones too; an entry whose name nothing can address is only a problem
 	Problems       []Problem // warnings, and errors that disabled one server
 }

@@ -92,6 +92,7 @@ func render(c *config.Config, err error) string {
 	defaults := *config.Defaults()
 	defaults.StateDir = "/home/me/.local/state/roundhouse"
 	defaults.Socket = "/run/me/roundhouse/roundhouse.sock"
+	defaults.Store = filepath.Join(c.StateDir, "roundhouse.db")
 	settings := *c
 	settings.Servers, settings.Problems = nil, nil
 	renderFields(&b, "", reflect.ValueOf(settings), reflect.ValueOf(defaults))

@@ -83,7 +83,7 @@ func Parse(name string, data []byte, o Options) (*Config, error) {
 
 	if root, ok := r.parse(data); ok {
 		found := documentObject.read(r, root, d)
-		if !found.has("mcpServers") && !found.has("servers") {
+		if !found.has("mcpServers") && !found.has("servers") && !found.has("llm") {
 			r.errorAtKey(root, `there is no "mcpServers"; expected an object such as {"mcpServers": {"name": {"command": "…"}}}`)
 		}
 	}
@@ -104,6 +104,7 @@ func (r *reader) finish(d *document, flags Overrides) (*Config, error) {
 	r.overrideStateDir(d, flags)
 	r.overrideSocket(d, flags)
 	r.overridePool(d, flags)
+	r.settleStore(d)
 	r.readServers(d)
 	problems := r.sorted()
 	if r.fatal {

@@ -19,7 +19,7 @@ func Schema() []byte {
 	root := documentObject.schema(&defaults)
 	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	root["title"] = "Roundhouse configuration"
-	root["anyOf"] = []schema{{"required": []string{"mcpServers"}}, {"required": []string{"servers"}}}
+	root["anyOf"] = []schema{{"required": []string{"mcpServers"}}, {"required": []string{"servers"}}, {"required": []string{"llm"}}}
 	root["$defs"] = schema{
 		"duration": schema{"type": "string", "description": "A duration with its unit, such as \"500ms\", \"30s\", \"5m\" or \"24h\".", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`},
 		"server":   entryObject.schema(&entry{Server: newServer("")}),

@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -45,9 +46,12 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 		for i := range v.NumField() {
 			name := v.Type().Field(i).Name
 			key := path + strings.ToLower(name[:1]) + name[1:]
+			if name == "LLM" {
+				key = "llm"
+			}
 			switch value := v.Field(i).Interface().(type) {
-			case []*config.Server, []config.Problem:
-			case config.Sessions, config.Pool, config.Budget, config.PoolRecovery, config.Recovery, config.Health, config.Circuit, config.Gateway, config.Shutdown, config.Autostart, config.Auth:
+			case []*config.Server, []*config.Upstream, []config.Problem:
+			case config.Sessions, config.Pool, config.Budget, config.PoolRecovery, config.Recovery, config.Health, config.Circuit, config.Gateway, config.Shutdown, config.Autostart, config.Auth, config.LLM, config.Record, config.Retention:
 				walk(key+".", v.Field(i))
 			case time.Duration:
 				text, _ := property(t, tree, key)["default"].(string)
@@ -57,12 +61,12 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			default:
 				switch key {
 				case "file", "listenGiven":
-				case "stateDir", "socket", "auth.tokens", "publicNames", "allowedOrigins", "pool.budget.mode", "pool.budget.servers", "pool.budget.processes":
+				case "stateDir", "store", "llm.record.retention.size", "socket", "auth.tokens", "publicNames", "allowedOrigins", "pool.budget.mode", "pool.budget.servers", "pool.budget.processes":
 					if d, ok := property(t, tree, key)["default"]; ok {
 						t.Errorf("%s has the default %v", key, d)
 					}
-				case "gateway.maxBody":
-					if d := property(t, tree, key)["default"]; d != "64MiB" {
+				case "gateway.maxBody", "llm.maxBody", "llm.maxQueued":
+					if d := property(t, tree, key)["default"]; d != fmt.Sprintf("%dMiB", value.(int64)>>20) {
 						t.Errorf("%s: the schema says %v", key, d)
 					}
 				default:
@@ -110,6 +114,7 @@ func TestSchemaDefaultsCanBeWritten(t *testing.T) {
 	}
 	tree := schemaTree(t)
 	file := collect(tree).(map[string]any)
+	file["llm"].(map[string]any)["upstreams"] = map[string]any{"u": map[string]any{"baseURL": "http://a.example"}}
 	entry := collect(tree["$defs"].(map[string]any)["server"].(map[string]any)).(map[string]any)
 	entry["command"] = "npx"
 	file["mcpServers"] = map[string]any{"s": entry}
@@ -121,7 +126,7 @@ func TestSchemaDefaultsCanBeWritten(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
-	want, err := parse(t, `{"mcpServers": {"s": {"command": "npx"}}}`)
+	want, err := parse(t, `{"mcpServers": {"s": {"command": "npx"}}, "llm": {"upstreams": {"u": {"baseURL": "http://a.example"}}}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,6 +224,10 @@ func TestSchemaRefusesBadSettings(t *testing.T) {
 		`{"mcpServers": {}, "pool": {"maxIdle": "soon"}}`,
 		`{"mcpServers": {}, "gateway": {"maxBody": "64MB"}}`,
 		`{"mcpServers": {}, "auth": {"tokens": [{"principal": "ann"}]}}`,
+		`{"mcpServers": {}, "llm": {"upstreams": {}}}`,
+		`{"llm": {"upstreams": {"a": {"engine": "vllm"}}}}`,
+		`{"llm": {"upstreams": {"a": {"baseURL": "http://a.example", "policy": "on"}}}}`,
+		`{"llm": {"upstreams": {"a": {"baseURL": "http://a.example", "timeouts": {"idle": 5}}}}}`,
 	} {
 		if err := resolved.Validate(decode(t, []byte(text))); err == nil {
 			t.Errorf("the schema accepts %s", text)

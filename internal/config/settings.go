@@ -24,6 +24,7 @@ type document struct {
 	servers  []node // the objects that hold server entries
 	listenAt node   // where "listen" stands, or zero
 	ownState bool   // whether somebody chose StateDir
+	storeAt  node   // where "store" stands, or zero
 
 	budgetMode BudgetMode // as the file gives it, or ""
 }
@@ -60,6 +61,7 @@ func defaults(env func(string) (string, bool)) *Config {
 			InteractiveTimeout: 10 * time.Minute,
 		},
 		Shutdown:  Shutdown{Grace: 10 * time.Second, Total: 30 * time.Second},
+		LLM:       defaultLLM(),
 		Autostart: Autostart{Enabled: true, IdleExit: 30 * time.Minute},
 	}
 }
@@ -269,9 +271,16 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Shutdown.Total }},
 		}}}},
 	},
-	{name: "llm", kind: later[document]{}},
-	{name: "store", kind: later[document]{}},
 	{
+		name: "llm",
+		doc:  "The LLM endpoints behind /v1/…, and what is recorded of their calls.",
+		kind: llmSection,
+	}, {
+		name: "store",
+		doc: "The file of the database: a path, or \"sqlite:///…\" with an absolute one. Variables and ~ are expanded, and a relative one is relative to this file. " +
+			"The default is roundhouse.db in stateDir.",
+		kind: custom[document]{from: readStore, shape: func(*document) schema { return schema{"type": "string"} }},
+	}, {
 		name: "autostart",
 		doc:  "Whether \"roundhouse connect\" starts a daemon where none runs, and how long that one lives.",
 		kind: section[document]{object: object[document]{fields: []field[document]{{
