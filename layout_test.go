@@ -18,11 +18,12 @@ import (
 var arrows = map[string][]string{
 	"cmd/roundhouse": {"config", "control", "daemon", "fault", "pool", "process", "session", "shim", "socket", "sse", "wire"},
 
-	"internal/daemon": {"config", "control", "event", "front", "gateway", "pool", "process", "session", "socket"},
+	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "pool", "process", "recorder", "session", "socket", "store"},
 
 	// Faces.
-	"internal/control": {"config", "event", "fault", "front", "pool", "process", "session", "sse"},
-	"internal/gateway": {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
+	"internal/control":  {"config", "event", "fault", "front", "pool", "process", "session", "sse"},
+	"internal/gateway":  {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
+	"internal/recorder": {"config", "dialect", "fault", "front", "model", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
@@ -30,6 +31,7 @@ var arrows = map[string][]string{
 	"internal/pool":     {"config", "era", "event", "fault", "mux", "process", "secret", "upstream", "wire"},
 	"internal/mux":      {"era", "fault", "upstream", "wire"},
 	"internal/upstream": {"sse", "wire"},
+	"internal/model":    {"config", "dialect", "event", "store", "wire"},
 	"internal/config":   {"secret"},
 	"internal/era":      {"wire"},
 	"internal/relay":    {"wire"},

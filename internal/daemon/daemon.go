@@ -19,10 +19,13 @@ import (
 	"roundhouse/internal/event"
 	"roundhouse/internal/front"
 	"roundhouse/internal/gateway"
+	"roundhouse/internal/model"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
+	"roundhouse/internal/recorder"
 	"roundhouse/internal/session"
 	"roundhouse/internal/socket"
+	"roundhouse/internal/store"
 )
 
 // Options are what Run needs beside the configuration.
@@ -120,6 +123,18 @@ func Run(ctx, hurry context.Context, o Options) error {
 		log.Warn("ended what an earlier daemon left", "process", what)
 	}
 
+	var recordings *store.Store // nil if there is nothing to record
+	if len(cfg.LLM.Upstreams) > 0 {
+		if recordings, err = store.Open(ctx, store.Config{Path: cfg.Store, Log: log}); err != nil {
+			return fmt.Errorf("open the database %s: %w", cfg.Store, err)
+		}
+		down.add(func() {
+			if err := recordings.Close(); err != nil {
+				log.Error("the database could not be closed", "err", err)
+			}
+		})
+	}
+
 	events := event.NewFeed()
 	shared := pool.New(pool.Config{
 		Dial: pool.NewDialer(processes, log), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Budget: cfg.Pool.Budget,
@@ -128,12 +143,16 @@ func Run(ctx, hurry context.Context, o Options) error {
 	sessions := session.NewManager(session.Config{
 		Settings: sessionSettings(cfg), Pool: shared, Version: o.Version, Log: log, Events: events,
 	})
-	s := &server{Options: o, pool: shared, sessions: sessions}
+	models := model.New(model.Config{
+		LLM: cfg.LLM, Store: recordings, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
+	})
+	s := &server{Options: o, pool: shared, sessions: sessions, models: models}
 	s.reloader = newReloader(s, events)
 	down.add(func() { s.stop(hurry) })
 
 	s.gateway = gateway.New(gateway.Config{Sessions: sessions, MaxBody: cfg.Gateway.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
+	s.recorder = recorder.New(recorder.Config{Models: models, MaxBody: cfg.LLM.MaxBody, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.control = control.New(control.Config{
 		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Sessions: sessions, Processes: processes, Events: events,
 		Version: o.Version, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
@@ -192,7 +211,9 @@ type server struct {
 	Options
 	pool     *pool.Pool
 	sessions *session.Manager
+	models   *model.Models
 	gateway  *gateway.Gateway
+	recorder *recorder.Recorder
 	relay    *gateway.Relay
 	control  *control.Control
 	reloader *reloader
@@ -202,10 +223,10 @@ type server struct {
 	silent   silent
 }
 
-// busy reports whether somebody needs the daemon: a session is awake, or a shim is
-// connected, whose session may be dormant.
+// busy reports whether somebody needs the daemon: a session is awake, a model called, or
+// a shim connected, whose session may be dormant.
 func (s *server) busy() bool {
-	return s.relay.Lines() > 0 || s.sessions.Stats().Sessions[session.Active] > 0
+	return s.relay.Lines() > 0 || s.models.Running() > 0 || s.sessions.Stats().Sessions[session.Active] > 0
 }
 
 // serve opens the doors until ctx ends or one of them fails.
@@ -231,8 +252,8 @@ func (s *server) serve(ctx context.Context) error {
 }
 
 // stop is the way down (G1): refuse new requests on the open listener, end the
-// standing streams, let calls in flight finish within the grace, end the sessions,
-// then the pool, then the listener, all under one deadline.
+// standing streams, let calls in flight, of models too, finish within the grace, end the
+// sessions, then the pool, then the listener, all under one deadline.
 func (s *server) stop(hurry context.Context) {
 	begun := time.Now()
 	limits := s.reloader.current.Load().Shutdown
@@ -250,10 +271,17 @@ func (s *server) stop(hurry context.Context) {
 		s.control.CloseStreams()
 	}
 	s.sessions.Drain()
+	var cut int // calls of models that the grace was not long enough for
+	var waits sync.WaitGroup
+	waits.Go(func() {
+		cut = s.models.Wait(grace)
+		s.models.Close(total)
+	})
 	left := s.sessions.Wait(grace)
 	open := s.pool.Live()
 	ended := s.sessions.Shutdown(total)
 	report := s.pool.Drain(total, false)
+	waits.Wait()
 	if s.serving {
 		s.relay.Close(total)
 		s.silent.close()
@@ -261,7 +289,7 @@ func (s *server) stop(hurry context.Context) {
 			d.close(total, s.Log)
 		}
 	}
-	sum := Summary{Sessions: ended, Interrupted: left, Connections: open, Killed: report.Forced, Took: time.Since(begun)}
+	sum := Summary{Sessions: ended, Interrupted: left + cut, Connections: open, Killed: report.Forced, Took: time.Since(begun)}
 	s.Log.Info("stopped", "sessions", sum.Sessions, "interrupted", sum.Interrupted, "connections", sum.Connections, "killed", sum.Killed, "took", sum.Took.Round(time.Millisecond))
 	if s.serving && s.Stopped != nil {
 		s.Stopped(sum)

@@ -136,13 +136,15 @@ func differences(before, after []*config.Server) (added, changed, removed []stri
 func needsRestart(begun, now *config.Config) []string {
 	names := []string{}
 	differs := func(name string, was, is any) {
-		if was != is {
+		if !reflect.DeepEqual(was, is) {
 			names = append(names, name)
 		}
 	}
 	differs("listen", begun.Listen, now.Listen)
 	differs("socket", begun.Socket, now.Socket)
 	differs("stateDir", begun.StateDir, now.StateDir)
+	differs("store", begun.Store, now.Store)
+	differs("llm", begun.LLM, now.LLM)
 	differs("gateway.maxBody", begun.Gateway.MaxBody, now.Gateway.MaxBody)
 	differs("gateway.keepAlive", begun.Gateway.KeepAlive, now.Gateway.KeepAlive)
 	differs("gateway.writeDeadline", begun.Gateway.WriteDeadline, now.Gateway.WriteDeadline)

@@ -40,6 +40,10 @@ const (
 	SessionEnded   Kind = "session_ended"
 )
 
+// TurnRecorded is a model call that has ended, and is stored, unless its outcome is
+// store_failed.
+const TurnRecorded Kind = "turn_recorded"
+
 // EventsLost takes the place of events that a follower has missed.
 const EventsLost Kind = "events_lost"
 
@@ -54,6 +58,9 @@ type Event struct {
 	// "" is nobody's in particular.
 	Principal string `json:"principal,omitempty"`
 	Session   string `json:"session,omitempty"`
+
+	Turn    string `json:"turn,omitempty"`    // the id of a recorded model call
+	Outcome string `json:"outcome,omitempty"` // what became of it
 
 	Server     string   `json:"server,omitempty"`
 	Connection string   `json:"connection,omitempty"`

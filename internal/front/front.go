@@ -32,7 +32,7 @@ type Config struct {
 	PublicNames    []string       // host names accepted beside loopback: name (any port), name:port, [ipv6] or [ipv6]:port
 	AllowedOrigins []string       // browser origins accepted beside our own, compared exactly: scheme://host or scheme://host:port
 	Beyond         bool           // listens beyond loopback: needs Tokens, and any IP literal is an accepted Host
-	MaxBody        int64          // bytes, the most that any route accepts; 0 is DefaultMaxBody
+	MaxBody        int64          // bytes, the most that any route accepts but those of HandleLarge; 0 is DefaultMaxBody
 	Log            *slog.Logger   // refused requests; nil discards
 }
 
@@ -95,6 +95,7 @@ type route struct {
 	front  *Front
 	closed HandlerFunc      // needs authentication
 	open   http.HandlerFunc // does not
+	large  bool             // it limits the body itself
 }
 
 // ServeHTTP authenticates, limits the body, and calls the handler. Front.ServeHTTP
@@ -108,7 +109,7 @@ func (rt *route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c, ok := f.authenticate(w, r)
-	if ok && f.limitBody(w, r) {
+	if ok && (rt.large || f.limitBody(w, r)) {
 		rt.closed(w, r, c)
 	}
 }
@@ -160,6 +161,12 @@ func (f *Front) Configure(cfg Config) error {
 // ServeMux; a conflict with an earlier one panics.
 func (f *Front) Handle(pattern string, h HandlerFunc) {
 	f.add(pattern, &route{front: f, closed: h})
+}
+
+// HandleLarge is Handle for a handler that limits the body itself, and says in its own
+// form that one is too large.
+func (f *Front) HandleLarge(pattern string, h HandlerFunc) {
+	f.add(pattern, &route{front: f, closed: h, large: true})
 }
 
 // HandleOpen adds a route that needs no authentication. Host and Origin are
@@ -234,18 +241,28 @@ func isRoute(h http.Handler) bool {
 }
 
 // authenticate returns who sent r, or answers it and returns false. A token of
-// ours that let the caller in is taken out of r, so that no face can forward it.
+// ours is taken out of r, so that no face can forward it. It may also come as X-Api-Key,
+// where clients of the Anthropic API have their keys.
 func (f *Front) authenticate(w http.ResponseWriter, r *http.Request) (Caller, bool) {
 	known := f.access.Load().tokens
 	if len(known) == 0 {
 		return Caller{Principal: LocalPrincipal, Admin: true}, true
 	}
-	c, err := known.authenticate(r.Header["Authorization"])
+	given := r.Header["Authorization"]
+	if key := r.Header["X-Api-Key"]; given == nil && len(key) == 1 {
+		given = []string{"Bearer " + key[0]}
+	}
+	c, err := known.authenticate(given)
 	if err != nil {
 		f.refuse(w, r, 0, err)
 		return Caller{}, false
 	}
 	delete(r.Header, "Authorization")
+	for _, key := range r.Header["X-Api-Key"] {
+		if _, err := known.authenticate([]string{"Bearer " + key}); err == nil {
+			delete(r.Header, "X-Api-Key") // it is ours, and no upstream's
+		}
+	}
 	return c, true
 }
 

@@ -1,0 +1,140 @@
+package model
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"roundhouse/internal/event"
+	"roundhouse/internal/store"
+	"roundhouse/internal/wire"
+)
+
+// storeTimeout bounds how long the end of an answer waits for the store. It is long: a
+// store that fails says so much sooner.
+const storeTimeout = 30 * time.Second
+
+// finish stores the turn, and only then lets the client have its end, or a native error
+// in its place (C4, C5).
+func (t *turn) finish(e ending) {
+	err := t.commit(&e)
+	if err != nil {
+		t.missed(&e, err)
+	}
+	t.tell(&e)
+	t.m.cfg.Events.Publish(event.Event{Kind: event.TurnRecorded, Principal: t.key.Principal, Session: t.key.ID, Turn: t.id, Outcome: string(e.result.Outcome)})
+}
+
+// commit stores what became of the call, once its intent is stored (C6).
+func (t *turn) commit(e *ending) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), storeTimeout)
+	defer cancel()
+	select {
+	case err := <-t.begun:
+		if err != nil {
+			return fmt.Errorf("store the intent: %w", err)
+		}
+	case <-ctx.Done():
+		return fmt.Errorf("store the intent: %w", store.ErrUnknown)
+	}
+	v := &e.result
+	v.First, v.End = t.first, time.Now()
+	var err error
+	if t.raw.err != nil && v.Outcome.Trainable() {
+		v.Outcome, v.Error = store.Unparsed, t.raw.err.Error()
+	}
+	if v.Raw, err = t.raw.pack(); err != nil {
+		return err
+	}
+	if v.Response.Digest() == v.Raw.Digest() {
+		v.Response = store.Body{} // Raw is it
+	}
+	err = t.m.cfg.Store.Commit(ctx, t.key, t.id, *v)
+	if errors.Is(err, store.ErrUnknown) && ctx.Err() == nil {
+		err = t.m.cfg.Store.Commit(ctx, t.key, t.id, *v) // it may be repeated
+	}
+	return err
+}
+
+// missed is what becomes of a turn that could not be stored (C3, C5).
+func (t *turn) missed(e *ending, err error) {
+	t.m.log.Error("a model call could not be recorded", "session", t.key.ID, "turn", t.id, "policy", string(t.policy), "err", err)
+	late := errors.Is(err, store.ErrSealed)
+	if t.trains() && !e.foreign {
+		e.failure = refuse(http.StatusInternalServerError, err, "the turn could not be recorded, and its answer is withheld")
+		e.failure.Failure.Code = "store_failed"
+		if late {
+			e.failure = sealed(err)
+		}
+	}
+	e.result.Outcome = store.StoreFailed
+	if late {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), storeTimeout)
+	defer cancel()
+	// A smaller row may still find room; the mark counts if even that does not.
+	fate := store.Result{Outcome: store.StoreFailed, Status: e.result.Status, Error: err.Error(), End: time.Now()}
+	if err := t.m.cfg.Store.Commit(ctx, t.key, t.id, fate); err != nil {
+		t.m.log.Error("not even that a model call could not be recorded could be recorded", "session", t.key.ID, "turn", t.id, "err", err)
+	}
+	if err := t.m.cfg.Store.MarkIncomplete(ctx, t.key, "turn "+t.id+" could not be stored"); err != nil {
+		t.m.log.Error("a session could not be marked incomplete", "session", t.key.ID, "err", err)
+	}
+}
+
+// tell gives the client the end.
+func (t *turn) tell(e *ending) {
+	switch {
+	case e.failure != nil && !t.out.hasBegun():
+		t.out.fail(e.failure)
+		return
+	case e.failure != nil && e.stream != nil:
+		t.out.write(e.stream.Failure(e.failure.Failure))
+		e.tail, e.abort = nil, true
+	case !t.out.hasBegun():
+		t.out.begin(e.result.Status, e.header)
+	}
+	t.out.write(e.tail)
+	if e.abort {
+		t.out.finish(ErrAborted)
+	} else {
+		t.out.finish(io.EOF)
+	}
+}
+
+// deliver stores how much of the answer the client got (C8).
+func (t *turn) deliver() {
+	<-t.out.over
+	n, full := t.out.delivered()
+	d := store.Partial
+	switch {
+	case full:
+		d = store.Full
+	case n == 0:
+		d = store.None
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), storeTimeout)
+	defer cancel()
+	if err := t.m.cfg.Store.Deliver(ctx, t.key, t.id, d, n); err != nil {
+		// It counts as not known, as after a crash.
+		t.m.log.Warn("how much of an answer was delivered could not be stored", "session", t.key.ID, "turn", t.id, "err", err)
+	}
+}
+
+// usageOf returns what an answer says of its tokens, as it says it.
+func usageOf(response []byte) json.RawMessage {
+	if len(response) == 0 {
+		return nil
+	}
+	for m, err := range wire.Members(response) {
+		if err == nil && m.Key == "usage" && response[m.Value.Start] == '{' {
+			return response[m.Value.Start:m.Value.End]
+		}
+	}
+	return nil
+}

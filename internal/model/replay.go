@@ -1,0 +1,74 @@
+package model
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/store"
+)
+
+// replay answers a marked retry of a call that is recorded already, or waits for the one
+// that is under way (C9). It returns nil if there is none: then the call is made.
+func (m *Models) replay(ctx context.Context, p *prepared) (*Answer, error) {
+	if p.call.Retries == 0 || p.call.Request == nil || p.call.Request.Stream {
+		return nil, nil
+	}
+	body := store.Pack(p.call.Body)
+	earlier, err := m.cfg.Store.Replay(ctx, p.key, p.call.Path, body)
+	if err == nil && earlier.Result == nil {
+		if err = m.await(ctx, earlier.ID); err == nil {
+			earlier, err = m.cfg.Store.Call(ctx, p.key, earlier.ID)
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case errors.Is(err, store.ErrNotFound), err == nil && (earlier.Result == nil || !earlier.Result.Outcome.Trainable()):
+		return nil, nil
+	case err != nil && p.policy == config.RecordTrain:
+		return nil, refuse(http.StatusInternalServerError, err, "the session's recording cannot be read")
+	case err != nil:
+		m.log.Error("an earlier attempt cannot be read", "session", p.key.ID, "err", err)
+		return nil, nil
+	}
+	answer, err := earlier.Result.Answer().Bytes()
+	if err != nil {
+		return nil, refuse(http.StatusInternalServerError, err, "the recorded answer cannot be read")
+	}
+	h := earlier.Result.Header.Clone()
+	setLength(h, len(answer))
+	return &Answer{Status: earlier.Result.Status, Header: h, Turn: earlier.ID, source: &recorded{answer}}, nil
+}
+
+// await waits for a turn under way.
+func (m *Models) await(ctx context.Context, id string) error {
+	m.mu.Lock()
+	t := m.turns[id]
+	m.mu.Unlock()
+	if t == nil {
+		return nil
+	}
+	select {
+	case <-t.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// recorded is an answer from the store.
+type recorded struct{ left []byte }
+
+func (r *recorded) read(p []byte) (int, error) {
+	if len(r.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, r.left)
+	r.left = r.left[n:]
+	return n, nil
+}
+
+func (r *recorded) close() {}
