@@ -1,0 +1,295 @@
+package recorder_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/store"
+)
+
+// C2, C6, C14, A.16 row 1: an answer that is no stream goes to the client as it came,
+// once its turn is stored with both bodies as they were; what names the session does not
+// go upstream, and all else of the request keeps its bytes.
+func TestTurn(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header()["Set-Cookie"] = []string{"a=1", "b=2"}
+		rw.Header().Set("Connection", "X-Hop")
+		rw.Header().Set("X-Hop", "1")
+		saysJSON(200, chatAnswer)(rw, r)
+	})
+	g := w.post("/v1/chat/completions?a=%2B&b", chatAsk, "Authorization", "Bearer client-key", "X-Two", "1", "X-Two", "2", "Accept-Encoding", "br, zstd", "Te", "trailers")
+	if g.status != 200 || g.body != chatAnswer || len(g.header["Set-Cookie"]) != 2 || g.header.Get("X-Hop") != "" || g.header.Get("Content-Length") != fmt.Sprint(len(chatAnswer)) {
+		t.Errorf("got %+v", g)
+	}
+	sent := w.requests()[0]
+	h := sent.header
+	if sent.uri != "/v1/chat/completions?a=%2B&b" || sent.body != chatAskCut || len(h["X-Two"]) != 2 || h.Get("Accept-Encoding") != "identity" ||
+		h.Get("Te") != "" || h.Get("X-Session-Id") != "" || h.Get("Authorization") != "Bearer client-key" || h.Get("Anthropic-Version") != "" {
+		t.Errorf("sent %+v", sent)
+	}
+	c := w.one("s1")
+	if c.ID != g.header.Get("X-Roundhouse-Turn") || c.Policy != store.Train || c.API != "chat" || c.Endpoint != "/v1/chat/completions" || c.Model != "m" || c.Upstream != "main" || c.Stream || c.Attempt != 1 {
+		t.Errorf("stored %+v", c)
+	}
+	r := c.Result
+	if r.Outcome != store.Complete || r.Status != 200 || r.Finish != "stop" || string(r.Usage) != `{"prompt_tokens":3,"completion_tokens":1}` || r.Delivery != store.Full || r.Delivered != int64(len(chatAnswer)) || r.End.IsZero() || r.First.IsZero() {
+		t.Errorf("stored %+v", r)
+	}
+	if text(t, c.Request) != chatAsk || text(t, r.Raw) != chatAnswer || text(t, r.Answer()) != chatAnswer {
+		t.Error("the bodies are not those that came")
+	}
+	if c.Header.Get("Authorization") != "" {
+		t.Error("a credential is stored")
+	}
+}
+
+// C4, A.16 row 2: a stream flows to the client as it comes; from the terminal event on it
+// is held until the turn is stored.
+func TestStreamIsHeldAtItsEnd(t *testing.T) {
+	for _, api := range []struct{ path, ask, first, finish, end string }{
+		{"/v1/chat/completions", chatStream, chunkHello, chunkFinish, chunkDone},
+		{"/v1/messages", messageStream, messageStart + messageEnd, messageFin[:strings.Index(messageFin, "event: message_stop")], messageFin[strings.Index(messageFin, "event: message_stop"):]},
+	} {
+		t.Run(api.path, func(t *testing.T) {
+			w := newWorld(t, nil)
+			step := make(chan bool)
+			w.answers(func(rw http.ResponseWriter, r *http.Request) {
+				flow := func(s string) { saysStream(s)(rw, r) }
+				flow(api.first)
+				<-step
+				flow(": ping\n\n" + api.finish)
+				<-step
+				flow(api.end)
+				<-r.Context().Done() // an upstream that does not end its answer is not waited for (C-29)
+			})
+			r := w.open(api.path, api.ask)
+			r.until(api.first)
+			step <- true
+			r.until(": keepalive\n")
+			if strings.Contains(r.got.String(), "stop") && strings.Contains(r.got.String(), api.finish) {
+				t.Errorf("the terminal event was not held: %q", r.got.String())
+			}
+			if calls := calls(t, w); len(calls) != 1 || calls[0].Result != nil {
+				t.Errorf("no intent is stored: %+v", calls)
+			}
+			step <- true
+			body, err := r.rest()
+			if body = strings.ReplaceAll(body, ": keepalive\n", ""); err != nil || body != api.first+": ping\n\n"+api.finish+api.end {
+				t.Errorf("got %q, %v", body, err)
+			}
+			if r.resp.ContentLength != -1 || r.resp.Header.Get("X-Accel-Buffering") != "no" || r.resp.Header.Get("Cache-Control") != "no-transform" {
+				t.Errorf("header %v", r.resp.Header)
+			}
+			c := w.one("s1")
+			if c.Result.Outcome != store.Complete || !c.Stream || c.Result.Delivery != store.Full || !strings.Contains(text(t, c.Result.Answer()), "Hello") {
+				t.Errorf("stored %+v", c.Result)
+			}
+			if api.path == "/v1/messages" && w.requests()[0].header.Get("Anthropic-Version") != "2023-06-01" {
+				t.Error("no version is named")
+			}
+		})
+	}
+}
+
+// calls reads what is stored while calls are under way.
+func calls(t *testing.T, w *world) (all []store.Call) {
+	t.Helper()
+	for c, err := range w.store.Calls(t.Context(), store.CallFilter{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// C3, C5, C7, A.7, A.8, A.16: what each answer is worth, what the client gets of it, and
+// what is stored.
+func TestSituations(t *testing.T) {
+	const (
+		badReason  = `data: {"id":"c1","choices":[{"index":0,"delta":{},"finish_reason":"error"}]}` + "\n\n"
+		errorEvent = `data: {"error":{"message":"boom","type":"server_error"}}` + "\n\n"
+		stopEmpty  = `event: message_delta` + "\n" + `data: {"type":"message_delta","delta":{"stop_reason":"stop_sequence","stop_sequence":null},"usage":{"output_tokens":1}}` + "\n\n"
+		native     = `"object":"error"`
+	)
+	chat, messages := "/v1/chat/completions", "/v1/messages"
+	worlds := map[config.RecordPolicy]*world{config.RecordTrain: newWorld(t, nil), config.RecordObserve: newWorld(t, nil)}
+	for n, c := range []struct {
+		name       string
+		path, ask  string
+		script     http.HandlerFunc
+		status     int
+		body       string   // exactly, or
+		holds      []string // what it holds
+		lacks      string
+		aborted    bool
+		outcome    store.Outcome // "" for none stored
+		observed   string        // the body under observe, if it is another
+		observeCut bool          // whether the transfer is broken off under observe
+	}{
+		{name: "13: an error of the upstream", path: chat, ask: chatAsk, script: saysJSON(429, `{"error":{"message":"slow"},"output_ids":[1]}`), status: 429, body: `{"error":{"message":"slow"},"output_ids":[1]}`, outcome: store.UpstreamError},
+		{name: "14: an error as a stream", path: chat, ask: chatStream, script: func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			w.WriteHeader(503)
+			io.WriteString(w, errorEvent+chunkDone)
+		}, status: 503, body: errorEvent + chunkDone, outcome: store.UpstreamError},
+		{name: "15: an error envelope behind 200", path: chat, ask: chatAsk, script: saysJSON(200, `{"object":"error","message":"x"}`), status: 200, body: `{"object":"error","message":"x"}`, outcome: store.UpstreamError},
+		{name: "16: an error event and the end", path: chat, ask: chatStream, script: saysStream(chunkHello, errorEvent, chunkDone), status: 200, body: chunkHello + errorEvent + chunkDone, outcome: store.UpstreamError},
+		{name: "17: an error event without the end", path: chat, ask: chatStream, script: saysStream(chunkHello, errorEvent), status: 200, body: chunkHello + errorEvent, aborted: true, outcome: store.UpstreamError},
+		{name: "18: no JSON", path: chat, ask: chatAsk, script: saysJSON(200, `not-json`), status: 500, holds: []string{native}, outcome: store.Unparsed, observed: "not-json"},
+		{name: "18: an array", path: chat, ask: chatAsk, script: saysJSON(200, `[]`), status: 500, holds: []string{native}, outcome: store.Unparsed, observed: "[]"},
+		{name: "19: no choices", path: chat, ask: chatAsk, script: saysJSON(200, `{"id":"x"}`), status: 500, holds: []string{native}, outcome: store.Unparsed, observed: `{"id":"x"}`},
+		{name: "21: no end", path: chat, ask: chatStream, script: saysStream(chunkHello, chunkFinish), status: 200, holds: []string{chunkHello, native}, lacks: "finish_reason", aborted: true, outcome: store.UpstreamCut, observed: chunkHello + chunkFinish},
+		{name: "22: no finish reason", path: chat, ask: chatStream, script: saysStream(chunkHello, chunkDone), status: 200, holds: []string{chunkHello, native}, lacks: "[DONE]", aborted: true, outcome: store.UpstreamCut, observed: chunkHello + chunkDone},
+		{name: "23: a malformed line", path: chat, ask: chatStream, script: saysStream(chunkHello, "data: {broken\n\n", chunkFinish, chunkDone), status: 200, holds: []string{chunkHello, native}, lacks: "broken", aborted: true, outcome: store.Unparsed, observed: chunkHello + "data: {broken\n\n" + chunkFinish + chunkDone},
+		{name: "24: an empty stream", path: chat, ask: chatStream, script: saysStream(""), status: 200, holds: []string{native}, aborted: true, outcome: store.UpstreamCut, observed: "\x00"},
+		{name: "24: only comments", path: messages, ask: messageStream, script: saysStream(": ping\n\n"), status: 200, holds: []string{": ping\n\n", "event: error"}, aborted: true, outcome: store.UpstreamCut, observed: ": ping\n\n"},
+		{name: "25: JSON for a stream", path: chat, ask: chatStream, script: saysJSON(200, chatAnswer), status: 200, body: chatAnswer, outcome: store.Complete},
+		{name: "28: the reason error", path: chat, ask: chatStream, script: saysStream(chunkHello, badReason, chunkDone), status: 200, holds: []string{chunkHello, native}, lacks: "[DONE]", aborted: true, outcome: store.UpstreamError, observed: chunkHello + badReason + chunkDone},
+		{name: "29: a stop sequence that is none", path: messages, ask: messageStream, script: saysStream(messageStart, messageEnd, stopEmpty, messageFin[strings.Index(messageFin, "event: message_stop"):]), status: 200, holds: []string{messageStart, "event: error"}, lacks: "message_stop", aborted: true, outcome: store.UpstreamError, observed: messageStart + messageEnd + stopEmpty + messageFin[strings.Index(messageFin, "event: message_stop"):]},
+		{name: "33: a connection that breaks off", path: chat, ask: chatStream, script: saysStream(chunkHello, cutHere), status: 200, holds: []string{chunkHello, native}, aborted: true, outcome: store.UpstreamCut, observed: chunkHello, observeCut: true},
+		{name: "33: in the middle of a body", path: chat, ask: chatAsk, script: func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			io.WriteString(w, "{")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}, status: 502, holds: []string{native}, outcome: store.UpstreamCut},
+		{name: "36: a marker without a space", path: chat, ask: chatStream, script: saysStream(chunkHello, chunkFinish, "data:[DONE]\n\n"), status: 200, body: chunkHello + chunkFinish + "data:[DONE]\n\n", outcome: store.Complete},
+		{name: "37: events behind the end", path: chat, ask: chatStream, script: saysStream(chunkHello, chunkFinish, chunkDone+chunkHello), status: 200, body: chunkHello + chunkFinish + chunkDone, outcome: store.Complete},
+		{name: "42: an answer that is encoded", path: chat, ask: chatAsk, script: func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "br")
+			saysJSON(200, "\x01\x02")(w, r)
+		}, status: 502, holds: []string{native}, outcome: store.Unparsed, observed: "\x01\x02"},
+	} {
+		for _, policy := range []config.RecordPolicy{config.RecordTrain, config.RecordObserve} {
+			t.Run(c.name+"/"+string(policy), func(t *testing.T) {
+				w, session := worlds[policy], fmt.Sprint("case-", n)
+				w.answers(c.script)
+				g := w.post(c.path, strings.Replace(c.ask, `"s1"`, `"`+session+`"`, 1), "X-Roundhouse-Record", string(policy))
+				g.body = strings.ReplaceAll(g.body, ": keepalive\n", "")
+				want, status, aborted := c.body, c.status, c.aborted
+				if policy == config.RecordObserve {
+					aborted = c.observeCut
+				}
+				if policy == config.RecordObserve && c.observed != "" {
+					want, status = strings.Trim(c.observed, "\x00"), 200
+				}
+				if g.status != status || (g.err != nil) != aborted {
+					t.Errorf("got %+v", g)
+				}
+				if policy == config.RecordTrain && len(c.holds) > 0 {
+					for _, part := range c.holds {
+						if !strings.Contains(g.body, part) {
+							t.Errorf("got %q without %q", g.body, part)
+						}
+					}
+					if c.lacks != "" && strings.Contains(g.body, c.lacks) {
+						t.Errorf("got %q with %q", g.body, c.lacks)
+					}
+				} else if len(c.holds) == 0 && g.body != want || policy == config.RecordObserve && c.observed != "" && g.body != want {
+					t.Errorf("got %q, want %q", g.body, want)
+				}
+				if r := w.one(session).Result; r.Outcome != c.outcome || !c.outcome.Trainable() && r.Error == "" {
+					t.Errorf("stored %+v", r)
+				}
+			})
+		}
+	}
+}
+
+// A.16 row 34, C12: an upstream that cannot be reached is told natively, and its attempt
+// is stored.
+func TestUnreachableUpstream(t *testing.T) {
+	w := newWorld(t, nil)
+	w.upstream.Close()
+	for path, ask := range map[string]string{"/v1/chat/completions": chatAsk, "/v1/messages": messageStream} {
+		g := w.post(path, ask)
+		if g.status != 502 || !strings.Contains(g.body, "error") || strings.Contains(g.body, "127.0.0.1") {
+			t.Errorf("got %+v", g)
+		}
+	}
+	for _, c := range w.calls("s1") {
+		if c.Result.Outcome != store.UpstreamError || c.Result.Status != 0 {
+			t.Errorf("stored %+v", c.Result)
+		}
+	}
+}
+
+// C12, A.16 row 35: there is a limit for the first byte and between bytes, none for the
+// whole.
+func TestTimeouts(t *testing.T) {
+	w := newWorld(t, func(cfg *config.LLM) {
+		cfg.Upstreams[0].Timeouts.FirstByte = 200 * time.Millisecond
+		cfg.Upstreams[0].Timeouts.Idle = 200 * time.Millisecond
+	})
+	w.answers(func(rw http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	if g := w.post("/v1/chat/completions", chatAsk); g.status != 504 {
+		t.Errorf("got %+v", g)
+	}
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		for range 8 {
+			saysStream(chunkHello)(rw, r)
+			time.Sleep(60 * time.Millisecond)
+		}
+		<-r.Context().Done()
+	})
+	g := w.post("/v1/chat/completions", chatStream)
+	if g.status != 200 || g.err == nil || strings.Count(g.body, chunkHello) != 8 || !strings.Contains(g.body, "timeout_error") {
+		t.Errorf("got %+v", g)
+	}
+	if calls := w.calls("s1"); len(calls) != 2 || calls[1].Result.Outcome != store.UpstreamCut {
+		t.Errorf("stored %+v", calls)
+	}
+}
+
+// C5, C6, A.16 rows 26, 27, 44: a turn that cannot be stored is withheld under train, and
+// let through under observe.
+func TestStoreFails(t *testing.T) {
+	for _, policy := range []string{"train", "observe"} {
+		t.Run(policy, func(t *testing.T) {
+			w := newWorld(t, nil)
+			fails := make(chan bool)
+			w.answers(func(rw http.ResponseWriter, r *http.Request) {
+				<-fails
+				saysJSON(200, chatAnswer)(rw, r)
+			})
+			go func() {
+				for len(w.requests()) == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				_ = w.store.Close()
+				fails <- true
+			}()
+			g := w.post("/v1/chat/completions", chatAsk, "X-Roundhouse-Record", policy)
+			if policy == "train" && (g.status != 500 || !strings.Contains(g.body, "store_failed")) || policy == "observe" && g.body != chatAnswer {
+				t.Errorf("got %+v", g)
+			}
+			w.settle()
+		})
+		t.Run(policy+", stream", func(t *testing.T) {
+			w := newWorld(t, nil)
+			fails := make(chan bool)
+			w.answers(func(rw http.ResponseWriter, r *http.Request) {
+				saysStream(chunkHello)(rw, r)
+				<-fails
+				saysStream(chunkFinish, chunkDone)(rw, r)
+			})
+			r := w.open("/v1/chat/completions", chatStream, "X-Roundhouse-Record", policy)
+			r.until(chunkHello)
+			_ = w.store.Close()
+			close(fails)
+			body, err := r.rest()
+			if policy == "train" && (err == nil || !strings.Contains(body, "store_failed") || strings.Contains(body, "finish_reason")) ||
+				policy == "observe" && (err != nil || body != chunkHello+chunkFinish+chunkDone) {
+				t.Errorf("got %q, %v", body, err)
+			}
+			w.settle()
+		})
+	}
+}
