@@ -209,13 +209,6 @@ func (o *outlet) delivered() (bytes int64, full bool) {
 	return o.settled, o.full
 }
 
-// isGone reports whether the client has left.
-func (o *outlet) isGone() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.gone
-}
-
 // reader is the client's side of an outlet.
 type reader struct {
 	o   *outlet

@@ -278,4 +278,3 @@ func (r *reading) rest() (string, error) {
 	_, err := io.Copy(&r.got, r.resp.Body)
 	return r.got.String(), err
 }
-

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -175,9 +176,7 @@ func (x *exchange) fail(err error) {
 		x.log.Error("a model call failed", "path", x.path, "err", err)
 	}
 	h := x.w.Header()
-	for name, values := range f.Header() {
-		h[name] = values
-	}
+	maps.Copy(h, f.Header())
 	body := f.Body(x.api)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	x.w.WriteHeader(f.Status)
