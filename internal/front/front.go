@@ -32,7 +32,7 @@ type Config struct {
 	PublicNames    []string       // host names accepted beside loopback: name (any port), name:port, [ipv6] or [ipv6]:port
 	AllowedOrigins []string       // browser origins accepted beside our own, compared exactly: scheme://host or scheme://host:port
 	Beyond         bool           // listens beyond loopback: needs Tokens, and any IP literal is an accepted Host
-	MaxBody        int64          // bytes, the most that any route accepts but those of HandleLarge; 0 is DefaultMaxBody
+	MaxBody        int64          // bytes, the most that any route accepts but those of HandleModel; 0 is DefaultMaxBody
 	Log            *slog.Logger   // refused requests; nil discards
 }
 
@@ -95,7 +95,7 @@ type route struct {
 	front  *Front
 	closed HandlerFunc      // needs authentication
 	open   http.HandlerFunc // does not
-	large  bool             // it limits the body itself
+	model  bool             // it is a model API's, and limits the body itself
 }
 
 // ServeHTTP authenticates, limits the body, and calls the handler. Front.ServeHTTP
@@ -108,8 +108,11 @@ func (rt *route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
+	if rt.model && len(f.access.Load().tokens) > 0 {
+		takeKey(r)
+	}
 	c, ok := f.authenticate(w, r)
-	if ok && (rt.large || f.limitBody(w, r)) {
+	if ok && (rt.model || f.limitBody(w, r)) {
 		rt.closed(w, r, c)
 	}
 }
@@ -163,10 +166,18 @@ func (f *Front) Handle(pattern string, h HandlerFunc) {
 	f.add(pattern, &route{front: f, closed: h})
 }
 
-// HandleLarge is Handle for a handler that limits the body itself, and says in its own
-// form that one is too large.
-func (f *Front) HandleLarge(pattern string, h HandlerFunc) {
-	f.add(pattern, &route{front: f, closed: h, large: true})
+// HandleModel is Handle for a model API. Its handler limits the body itself, and says in
+// the API's own form that one is too large; and a token may come as X-Api-Key, where
+// clients of the Anthropic API have their keys.
+func (f *Front) HandleModel(pattern string, h HandlerFunc) {
+	f.add(pattern, &route{front: f, closed: h, model: true})
+}
+
+// takeKey puts an X-Api-Key where a token is looked for, if there is none.
+func takeKey(r *http.Request) {
+	if key := r.Header["X-Api-Key"]; r.Header["Authorization"] == nil && len(key) == 1 {
+		r.Header["Authorization"] = []string{"Bearer " + key[0]}
+	}
 }
 
 // HandleOpen adds a route that needs no authentication. Host and Origin are
@@ -241,18 +252,13 @@ func isRoute(h http.Handler) bool {
 }
 
 // authenticate returns who sent r, or answers it and returns false. A token of
-// ours is taken out of r, so that no face can forward it. It may also come as X-Api-Key,
-// where clients of the Anthropic API have their keys.
+// ours is taken out of r, wherever it stands, so that no face can forward it.
 func (f *Front) authenticate(w http.ResponseWriter, r *http.Request) (Caller, bool) {
 	known := f.access.Load().tokens
 	if len(known) == 0 {
 		return Caller{Principal: LocalPrincipal, Admin: true}, true
 	}
-	given := r.Header["Authorization"]
-	if key := r.Header["X-Api-Key"]; given == nil && len(key) == 1 {
-		given = []string{"Bearer " + key[0]}
-	}
-	c, err := known.authenticate(given)
+	c, err := known.authenticate(r.Header["Authorization"])
 	if err != nil {
 		f.refuse(w, r, 0, err)
 		return Caller{}, false

@@ -188,7 +188,7 @@ func (w *world) calls(session string) []store.Call {
 // settle waits until no call is under way.
 func (w *world) settle() {
 	w.t.Helper()
-	for end := time.Now().Add(10 * time.Second); w.models.Running() > 0; {
+	for end := time.Now().Add(30 * time.Second); w.models.Running() > 0; {
 		if time.Now().After(end) {
 			w.t.Fatalf("%d calls are still under way", w.models.Running())
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -304,9 +305,7 @@ func TestRetries(t *testing.T) {
 	first, second := make(chan got, 1), make(chan got, 1)
 	go func() { first <- w.post("/v1/chat/completions", chatAsk) }()
 	<-arrived
-	for len(calls(t, w)) == 0 { // its intent is stored beside
-		time.Sleep(time.Millisecond)
-	}
+	w.intents(1)
 	go func() { second <- w.post("/v1/chat/completions", chatAsk, "X-Stainless-Retry-Count", "1") }()
 	time.Sleep(50 * time.Millisecond)
 	close(release)
@@ -363,12 +362,21 @@ func TestStalledClient(t *testing.T) {
 	w := newWorld(t, nil)
 	long := strings.Replace(chunkHello, "Hello", strings.Repeat("x", 64<<10), 1)
 	w.answers(func(rw http.ResponseWriter, r *http.Request) {
-		for range 400 {
+		for range 120 {
 			saysStream(long)(rw, r)
 		}
 		saysStream(chunkFinish, chunkDone)(rw, r)
 	})
-	w.open("/v1/chat/completions", chatStream) // and read nothing
+	conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.(*net.TCPConn).SetReadBuffer(4096)
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(chatStream), chatStream) // and read nothing
+	for len(w.requests()) == 0 {
+		time.Sleep(time.Millisecond)
+	}
 	if c := w.one("s1"); c.Result.Outcome != store.Complete || c.Result.Delivery != store.Partial {
 		t.Errorf("stored %v, delivered %v", c.Result.Outcome, c.Result.Delivery)
 	}

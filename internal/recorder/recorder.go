@@ -47,7 +47,7 @@ func New(cfg Config) *Recorder {
 // Register adds the routes.
 func (rc *Recorder) Register(f *front.Front) {
 	for _, pattern := range []string{"/v1/", "/sessions/{id}/v1/", "/api/hello", "/sessions/{id}/api/hello"} {
-		f.HandleLarge(pattern, rc.serve)
+		f.HandleModel(pattern, rc.serve)
 	}
 }
 

@@ -75,8 +75,8 @@ func TestStreamIsHeldAtItsEnd(t *testing.T) {
 			if strings.Contains(r.got.String(), "stop") && strings.Contains(r.got.String(), api.finish) {
 				t.Errorf("the terminal event was not held: %q", r.got.String())
 			}
-			if calls := calls(t, w); len(calls) != 1 || calls[0].Result != nil {
-				t.Errorf("no intent is stored: %+v", calls)
+			if calls := w.intents(1); calls[0].Result != nil {
+				t.Errorf("the turn is stored before its end: %+v", calls)
 			}
 			step <- true
 			body, err := r.rest()
@@ -94,6 +94,19 @@ func TestStreamIsHeldAtItsEnd(t *testing.T) {
 				t.Error("no version is named")
 			}
 		})
+	}
+}
+
+// intents waits until so many calls have begun.
+func (w *world) intents(n int) []store.Call {
+	w.t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if all := calls(w.t, w); len(all) >= n {
+			return all
+		}
+		if time.Now().After(end) {
+			w.t.Fatal("no intent is stored")
+		}
 	}
 }
 
