@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"roundhouse/internal/fault"
+	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
 )
 
@@ -93,7 +94,8 @@ func frame(t *testing.T, raw string) (wire.Frame, wire.Routing) {
 	return f, r
 }
 
-// begin makes a call of a client. The call is nil if nothing is to be sent.
+// begin makes a call of a client that counts as given to the server. It is nil if nothing
+// is to be sent.
 func (w *world) begin(p Peer, raw string) (*Call, *slot) {
 	w.t.Helper()
 	f, r := frame(w.t, raw)
@@ -101,6 +103,9 @@ func (w *world) begin(p Peer, raw string) (*Call, *slot) {
 	c, err := w.m.Begin(p, f, r, out)
 	if err != nil {
 		w.t.Fatalf("begin %s: %v", raw, err)
+	}
+	if c != nil {
+		_ = c.Send(func(*upstream.Message) error { return nil })
 	}
 	return c, out
 }
@@ -212,14 +217,21 @@ func failedWith(t *testing.T, out *slot, id string, reason fault.Reason) string 
 // ready reports whether a call may be sent.
 func ready(c *Call) bool {
 	if c.Ready() == nil {
-		return c.Begun()
+		return admitted(c)
 	}
 	select {
 	case <-c.Ready():
-		return c.Begun()
+		return admitted(c)
 	default:
 		return false
 	}
+}
+
+// admitted reports whether a call is in flight: its turn has come and it has not ended.
+func admitted(c *Call) bool {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	return !c.waiting && !c.ended
 }
 
 func cancelOf(c *Call, reason string) string {

@@ -237,7 +237,8 @@ func (m *Mux) addURILocked(p Peer, s *subscription) {
 // unsubscribeLocked ends one member's subscription. Only the last one's request is
 // forwarded, or one for a URI that nobody has: the server says what it thinks of that.
 func (m *Mux) unsubscribeLocked(p Peer, c *Call, uri string) verdict {
-	if m.subs[uri] != nil {
+	had := m.subs[uri] != nil
+	if had {
 		mem := m.members[p]
 		if mem == nil {
 			return answered
@@ -246,7 +247,13 @@ func (m *Mux) unsubscribeLocked(p Peer, c *Call, uri string) verdict {
 			return answered
 		}
 	}
-	c.after = func(bool) { m.subscribeAgainLocked(uri) }
+	c.after = func(ok bool) {
+		if had && !ok && c.course.Load() == stopped && m.subs[uri] == nil {
+			m.unsubscribeAllLocked(uri) // the server may not have got the request
+			return
+		}
+		m.subscribeAgainLocked(uri)
+	}
 	return forward
 }
 
@@ -260,10 +267,15 @@ func (m *Mux) unsubscribeAllLocked(uri string) {
 }
 
 // subscribeAgainLocked is due when an unsubscribe has ended. A client that has come
-// meanwhile may have overtaken it; without this the server would forget that client.
+// meanwhile may have overtaken it; without this the server would forget that client. If
+// that one has left by then, its unsubscribe may have overtaken this subscribe.
 func (m *Mux) subscribeAgainLocked(uri string) {
 	if m.subs[uri] != nil {
-		m.callLocked(wire.ResourcesSubscribe, uriParams(uri), nil)
+		m.callLocked(wire.ResourcesSubscribe, uriParams(uri), func(bool) {
+			if m.subs[uri] == nil {
+				m.unsubscribeAllLocked(uri)
+			}
+		})
 	}
 }
 

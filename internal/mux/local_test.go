@@ -509,12 +509,19 @@ func TestLogMessagesOnASessionsOwnConnection(t *testing.T) {
 	equal(t, "clients", slices.Concat(a.notices, b.notices))
 }
 
-// M2: a cancelled setLevel may or may not have come to the server.
-func TestACancelledLevelIsSentAgain(t *testing.T) {
+// M2, M5: a client may take back its request, not the level: that one counts for all, and
+// what becomes of it is known when the server has answered.
+func TestACancelledLevelGoesOn(t *testing.T) {
 	w := newWorld(t, Config{})
 	a := &client{}
 	c, out := w.begin(a, levelling("info"))
-	c.Cancel(wire.Frame{}, wire.Span{})
+	if !c.Cancel(wire.Frame{}, wire.Span{}) || c.Cancel(wire.Frame{}, wire.Span{}) {
+		t.Error("it was not cancelled once")
+	}
 	silentEnd(t, out)
+	w.wantPosts()
+	w.setLevel(a, "info", "")
+	w.receive(`{"jsonrpc":"2.0","id":%d,"error":{"code":-32601,"message":"no"}}`, c.id)
 	w.setLevel(a, "info", "info")
+	silentEnd(t, out)
 }

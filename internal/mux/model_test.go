@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"roundhouse/internal/fault"
+	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
 )
 
@@ -64,7 +65,6 @@ type modelCall struct {
 	nonce string // in the request, and in the server's answer to it
 	uri   string // that it subscribes to
 	local bool   // its answer may come from another client's request or from us
-	sent  bool
 	dones int
 }
 
@@ -339,19 +339,28 @@ func (m *model) leaveAs(p *modelPeer, err *fault.Error) {
 	m.readPosts()
 }
 
+// give sends a call to the server, unless it was sent, and reports whether it did.
+func (m *model) give(c *Call) bool {
+	if c.course.Load() != begun {
+		return false
+	}
+	_ = c.Send(func(message *upstream.Message) error {
+		m.arrive(string(message.Bytes))
+		return nil
+	})
+	return true
+}
+
 // send lets a call that may be sent go to the server.
 func (m *model) send() {
 	for _, i := range m.rnd.Perm(len(m.calls)) {
-		if k := m.calls[i]; k.call != nil && !k.sent && ready(k.call) {
-			k.sent = true
-			m.arrive(string(k.call.Message.Bytes))
+		if k := m.calls[i]; k.call != nil && ready(k.call) && m.give(k.call) {
 			return
 		}
 	}
-	// One that several wait for is sent also if its first client gave up.
+	// One that others may need is sent also if its client gave up.
 	for _, id := range slices.Sorted(maps.Keys(m.m.calls)) {
-		if c := m.m.calls[id]; c.sub != nil && !slices.ContainsFunc(m.pending, func(f wire.Frame) bool { return string(f.ID()) == fmt.Sprint(c.id) }) {
-			m.arrive(string(c.Message.Bytes))
+		if c := m.m.calls[id]; ready(c) && m.give(c) {
 			return
 		}
 	}

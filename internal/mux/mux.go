@@ -186,33 +186,6 @@ func New(cfg Config) *Mux {
 	return m
 }
 
-// Call is one request on its way to the server and back.
-type Call struct {
-	// Message is what goes upstream once Ready is closed and Begun says so.
-	Message *upstream.Message
-
-	// Constant after Begin.
-	m       *Mux
-	id      uint64
-	peer    Peer // nil for roundhouse's own calls
-	method  string
-	id0     []byte // the client's id
-	token   []byte // the client's progress token, or nil
-	out     Outlet
-	ready   chan struct{}    // nil when admitted at once
-	after   func(ok bool)    // called with m.mu held when the call has ended; ok: with a result
-	sub     *subscription    // for all whose subscribers the call is made, or nil
-	level   int              // to be sent instead of the client's, or unset
-	logs    int              // of the log messages that the request asks for, or unset; newer era only
-	message upstream.Message // that Message points to
-
-	noted atomic.Int64 // Unix nanoseconds of the last progress
-
-	// Guarded by m.mu.
-	waiting bool
-	ended   bool
-}
-
 // delivery is the end of a call that its outlet learns of once the lock is released:
 // an error, or nil for no answer.
 type delivery struct {
@@ -236,8 +209,8 @@ func deliver(ds []delivery) {
 
 // Begin takes a request of p (nil: of roundhouse itself) with its routing members
 // and gives it an id of ours. A nil Call means that nothing is to be sent: the
-// answer reached out or will. Otherwise the caller waits for Ready, then sends
-// Message if Begun is true. The error is an *fault.Error; out is not used then.
+// answer reached out or will. Otherwise the caller waits for Ready and then calls
+// Send, or ends the call by Fail. The error is an *fault.Error; out is not used then.
 func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, error) {
 	m.mu.Lock()
 	if m.lost != nil {
@@ -278,116 +251,12 @@ func (m *Mux) Begin(p Peer, f wire.Frame, r wire.Routing, out Outlet) (*Call, er
 	return c, nil
 }
 
-// keep copies the client's id and token: who holds the answer must not hold the
-// whole request with it.
-func (c *Call) keep(id, token []byte) {
-	b := append(append(make([]byte, 0, len(id)+len(token)), id...), token...)
-	c.id0 = b[:len(id):len(id)]
-	if token != nil {
-		c.token = b[len(id):]
-	}
-}
-
 // registerLocked gives c an id of ours.
 func (m *Mux) registerLocked(c *Call) {
 	m.next++
 	c.id = m.next
 	c.Message = &c.message
 	m.calls[c.id] = c
-}
-
-// rewrite puts our id (and our token, and a level that differs from what the
-// client asked) into the client's frame.
-func (c *Call) rewrite(f wire.Frame, r wire.Routing) []byte {
-	var level []byte
-	if c.level != levelUnset {
-		level = wire.Quote(levels[c.level])
-	}
-	var spans [3]wire.Span
-	places := append(spans[:0], f.IDSpan)
-	if r.ProgressToken.Present() {
-		places = append(places, r.ProgressToken)
-	}
-	if level != nil {
-		places = append(places, r.Level)
-	}
-	slices.SortFunc(places, func(a, b wire.Span) int { return a.Start - b.Start })
-
-	var edits [3]wire.Edit
-	for i, at := range places {
-		edits[i] = wire.Edit{At: at, With: c.message.ID}
-		if level != nil && at == r.Level {
-			edits[i].With = level
-		}
-	}
-	return wire.Splice(nil, f.Raw, edits[:len(places)]...)
-}
-
-// Ready returns a channel that is closed when the call may be sent, or nil when
-// it may be sent at once.
-func (c *Call) Ready() <-chan struct{} { return c.ready }
-
-// Begun reports whether the call is in flight: it was admitted and has not ended.
-func (c *Call) Begun() bool {
-	c.m.mu.Lock()
-	defer c.m.mu.Unlock()
-	return !c.waiting && !c.ended
-}
-
-// LastProgress returns when progress last came, or the zero time.
-func (c *Call) LastProgress() time.Time {
-	if n := c.noted.Load(); n != 0 {
-		return time.Unix(0, n)
-	}
-	return time.Time{}
-}
-
-// Cancel ends the call at its client's wish: no answer follows. frame is the
-// client's notifications/cancelled and at the place of its requestId, or a zero
-// Frame. It reports whether the client was still waiting. A call that others may
-// wait for too goes on without it.
-func (c *Call) Cancel(frame wire.Frame, at wire.Span) bool {
-	if c.sub != nil {
-		return c.sub.withdraw(c)
-	}
-	return c.stop(Pieces{}, func(id []byte) []byte {
-		if frame.Raw == nil {
-			return cancelFrame(id, "")
-		}
-		return wire.Splice(nil, frame.Raw, wire.Edit{At: at, With: id})
-	})
-}
-
-// Fail ends the call with an error for its client and tells the server that it
-// was cancelled. It reports whether the call was still open.
-func (c *Call) Fail(err *fault.Error) bool {
-	return c.stop(errorPieces(c.id0, err.RPC()), func(id []byte) []byte {
-		return cancelFrame(id, string(err.Reason))
-	})
-}
-
-func (c *Call) stop(answer Pieces, notice func(id []byte) []byte) bool {
-	m := c.m
-	m.mu.Lock()
-	if c.ended {
-		m.mu.Unlock()
-		return false
-	}
-	if !c.waiting {
-		m.cancelLocked(c, notice(strconv.AppendUint(nil, c.id, 10)))
-	}
-	m.endLocked(c, false)
-	m.unlock()
-	c.out.Done(answer)
-	return true
-}
-
-func cancelFrame(id []byte, reason string) []byte {
-	params := append([]byte(`{"requestId":`), id...)
-	if reason != "" {
-		params = append(append(params, `,"reason":`...), wire.Quote(reason)...)
-	}
-	return wire.NewNotification(wire.Cancelled, append(params, '}'))
 }
 
 // unlock releases the lock and then posts what was decided under it.
@@ -399,27 +268,28 @@ func (m *Mux) unlock() {
 		switch {
 		case p.cancel:
 			m.cfg.Cancel(p.call.Message)
-		case p.call != nil && m.cfg.Send != nil:
-			m.cfg.Send(p.call.Message)
 		case p.call != nil:
-			m.cfg.Post(p.call.Message.Bytes)
+			_ = p.call.Send(m.sendOwn) // which has no error
 		default:
 			m.cfg.Post(p.frame)
 		}
 	}
 }
 
-// cancelLocked tells the server that nobody waits for c any more.
-func (m *Mux) cancelLocked(c *Call, notice []byte) {
-	m.posts = append(m.posts, post{frame: notice})
-	if m.newer != nil && m.cfg.Cancel != nil {
-		m.posts = append(m.posts, post{call: c, cancel: true})
+// sendOwn gives a call of our own to the transport.
+func (m *Mux) sendOwn(message *upstream.Message) error {
+	if m.cfg.Send != nil {
+		m.cfg.Send(message)
+	} else {
+		m.cfg.Post(message.Bytes)
 	}
+	return nil
 }
 
 // endLocked takes c out of every table and lets the next ones start.
 func (m *Mux) endLocked(c *Call, ok bool) {
 	c.ended = true
+	c.course.CompareAndSwap(begun, stopped)
 	delete(m.calls, c.id)
 	if c.peer != nil {
 		m.lastCall.Store(time.Now().UnixNano())
@@ -487,9 +357,11 @@ func (m *Mux) Leave(p Peer, err *fault.Error) {
 	}
 	if mem := m.members[p]; mem != nil {
 		for _, c := range slices.Clone(mem.live) {
-			m.cancelLocked(c, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
 			ds = append(ds, delivery{c.out, c.id0, err})
-			m.endLocked(c, false)
+			if !m.releaseLocked(c) {
+				m.cancelLocked(c, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
+				m.endLocked(c, false)
+			}
 		}
 	}
 	for _, s := range m.subs {

@@ -312,7 +312,7 @@ func TestLossAnswersEveryCall(t *testing.T) {
 			}
 		}
 		<-waiting.Ready()
-		if waiting.Begun() {
+		if admitted(waiting) {
 			t.Error("a waiting call may be sent after the loss")
 		}
 		w.wantPosts() // nobody reads it

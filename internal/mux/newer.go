@@ -207,12 +207,13 @@ func (m *Mux) acknowledged(f wire.Frame, call []byte) {
 		m.strays.Add(1)
 		return
 	}
+	m.mu.Lock()
 	l, ok := c.out.(*listen)
 	if !ok {
+		m.mu.Unlock()
 		m.strays.Add(1)
 		return
 	}
-	m.mu.Lock()
 	if l.call != c || c.ended {
 		m.mu.Unlock()
 		return
@@ -376,11 +377,8 @@ func (m *Mux) endListen(id []byte) {
 	if c == nil {
 		return
 	}
-	if _, ok := c.out.(*listen); !ok {
-		return
-	}
 	m.mu.Lock()
-	if c.ended {
+	if _, ok := c.out.(*listen); !ok || c.ended {
 		m.mu.Unlock()
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"roundhouse/internal/fault"
+	"roundhouse/internal/upstream"
 	"roundhouse/internal/wire"
 )
 
@@ -68,7 +69,7 @@ func TestEndsOfACallRace(t *testing.T) {
 		})
 		for _, c := range calls {
 			if r := c.Ready(); r != nil {
-				waiters.Go(func() { <-r; c.Begun() })
+				waiters.Go(func() { <-r; admitted(c) })
 			}
 			switch rand.IntN(3) {
 			case 0:
@@ -147,9 +148,10 @@ func TestClientsComeAndGo(t *testing.T) {
 							if c.Ready() != nil {
 								<-c.Ready()
 							}
-							if c.Begun() {
-								toServer <- c.Message.Bytes
-							}
+							_ = c.Send(func(message *upstream.Message) error {
+								toServer <- message.Bytes
+								return nil
+							})
 						}
 						if k%2 == 0 {
 							runtime.Gosched()

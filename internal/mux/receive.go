@@ -147,14 +147,14 @@ func (m *Mux) progress(f wire.Frame, r wire.Routing) {
 		return
 	}
 	m.mu.Lock()
-	drop := c.ended || c.waiting || c.token == nil
+	drop, out := c.ended || c.waiting || c.token == nil, c.out
 	m.mu.Unlock()
 	if drop {
 		m.strays.Add(1)
 		return
 	}
 	c.noted.Store(time.Now().UnixNano())
-	c.out.Note(Replace(f.Raw, r.ProgressOf, c.token))
+	out.Note(Replace(f.Raw, r.ProgressOf, c.token))
 }
 
 // updated goes to the subscribers of the URI only (M4), or of one above it: a server

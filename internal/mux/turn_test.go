@@ -85,7 +85,7 @@ func TestAWaitingCallEndsQuietly(t *testing.T) {
 			last, _ := w.call(&client{}, `1`)
 			end(w, p, c)
 			<-c.Ready() // whoever waits to send it is released
-			if c.Begun() {
+			if admitted(c) {
 				t.Error("it may be sent")
 			}
 			w.wantPosts()
@@ -159,7 +159,7 @@ func TestLeavingWithLiveAndWaitingCalls(t *testing.T) {
 	w.wantPosts()
 	for _, c := range []*Call{a4, a5} {
 		<-c.Ready()
-		if c.Begun() {
+		if admitted(c) {
 			t.Error("a call of a client that left may be sent")
 		}
 	}
@@ -223,7 +223,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 							c.Cancel(wire.Frame{}, wire.Span{})
 						}
 					}
-					if c.Begun() {
+					if admitted(c) {
 						mu.Lock()
 						live[p]++
 						if len(live) != 1 {

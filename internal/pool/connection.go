@@ -291,11 +291,9 @@ func (c *connection) do(ctx context.Context, p mux.Peer, f wire.Frame, r wire.Ro
 			call.Fail(fault.Of(context.Cause(ctx)))
 			return call, nil
 		}
-		if !call.Begun() {
-			return call, nil
-		}
 	}
-	if err := c.link.Send(ctx, call.Message); err != nil && ctx.Err() != nil {
+	err = call.Send(func(m *upstream.Message) error { return c.link.Send(ctx, m) })
+	if err != nil && ctx.Err() != nil {
 		call.Fail(fault.Of(context.Cause(ctx)))
 	} // a link that has ended answers every call through Lose
 	return call, nil

@@ -64,7 +64,8 @@ func (c *connection) begin(ctx context.Context, method string, params []byte) (o
 	if err != nil {
 		return ownCall{}, err
 	}
-	_ = c.link.Send(ctx, call.Message) // the end of ctx is seen by wait, and that of the link fails the call
+	// The end of ctx is seen by wait, and that of the link fails the call.
+	_ = call.Send(func(m *upstream.Message) error { return c.link.Send(ctx, m) })
 	return ownCall{call, out}, nil
 }
 
