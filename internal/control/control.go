@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -20,17 +21,21 @@ import (
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/session"
+	"roundhouse/internal/store"
 )
 
 // Config says what the API shows.
 type Config struct {
-	Config    func() *config.Config // the configuration as it is now; required
-	Pool      *pool.Pool            // required
-	Sessions  *session.Manager      // required
-	Processes *process.Manager      // whose processes are shown; nil is nobody's
-	Events    *event.Feed           // what /api/v1/events tells; nil is nothing
-	Reload    func() Reloaded       // reads the configuration anew; required
-	Reloaded  func() *Reloaded      // what came of that last time, nil before the first; required
+	Config    func() *config.Config      // the configuration as it is now; required
+	Pool      *pool.Pool                 // required
+	Sessions  *session.Manager           // required
+	Processes *process.Manager           // whose processes are shown; nil is nobody's
+	Events    *event.Feed                // what /api/v1/events tells; nil is nothing
+	Store     *store.Store               // what is recorded; nil is nothing
+	Sealed    func(principal, id string) // hears of a session whose recording was sealed or deleted; nil is nobody
+	Log       *slog.Logger               // nil discards
+	Reload    func() Reloaded            // reads the configuration anew; required
+	Reloaded  func() *Reloaded           // what came of that last time, nil before the first; required
 	Version   string
 
 	KeepAlive     time.Duration // between comments on a silent stream; 0 is 15 s
@@ -55,6 +60,12 @@ func New(cfg Config) *Control {
 	}
 	if cfg.WriteDeadline == 0 {
 		cfg.WriteDeadline = 10 * time.Second
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Sealed == nil {
+		cfg.Sealed = func(string, string) {}
 	}
 	return &Control{cfg: cfg, started: time.Now(), closing: make(chan struct{})}
 }
@@ -84,6 +95,16 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("GET /api/v1/sessions", c.sessions)
 	f.Handle("GET /api/v1/sessions/{id}", c.session)
 	f.Handle("DELETE /api/v1/sessions/{id}", c.endSession)
+	f.Handle("GET /api/v1/traces", c.traces)
+	f.Handle("GET /api/v1/sessions/{id}/turns", c.turns)
+	f.Handle("DELETE /api/v1/sessions/{id}/turns", c.deleteTurns)
+	f.Handle("GET /api/v1/sessions/{id}/trajectories", c.trajectories)
+	f.Handle("GET /api/v1/sessions/{id}/check", c.check)
+	f.Handle("POST /api/v1/sessions/{id}/seal", c.seal)
+	f.Handle("GET /api/v1/turns", c.turns)
+	f.Handle("GET /api/v1/turns/{turn}", c.turn)
+	f.Handle("GET /api/v1/export", c.export)
+	f.Handle("POST /api/v1/export", c.export)
 	f.DrainExempt("GET /api/v1/status", "GET /api/v1/connections", "GET /api/v1/sessions")
 }
 
@@ -353,7 +374,7 @@ func (c *Control) sessions(w http.ResponseWriter, _ *http.Request, caller front.
 }
 
 // owner returns whose session the path names. That is the caller's own one, or for
-// an admin the only one of that id, or that of ?principal=.
+// an admin the only one of that id, or that of ?principal=. It may be alive or recorded.
 func (c *Control) owner(r *http.Request, caller front.Caller) (string, error) {
 	if p := r.URL.Query().Get("principal"); p != "" {
 		if p != caller.Principal && !caller.Admin {
@@ -364,25 +385,34 @@ func (c *Control) owner(r *http.Request, caller front.Caller) (string, error) {
 	if !caller.Admin {
 		return caller.Principal, nil
 	}
-	var others []string
-	for _, s := range c.cfg.Sessions.List(caller.Principal, true) {
-		switch {
-		case s.ID != r.PathValue("id"):
-		case s.Principal == caller.Principal:
-			return caller.Principal, nil
-		default:
-			others = append(others, s.Principal)
+	owners, err := c.recorders(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return "", err
+	}
+	for _, s := range c.cfg.Sessions.List("", true) {
+		if s.ID == r.PathValue("id") {
+			owners = append(owners, s.Principal)
 		}
 	}
-	switch len(others) {
-	case 0:
+	slices.Sort(owners)
+	owners = slices.Compact(owners)
+	switch {
+	case len(owners) == 0 || slices.Contains(owners, caller.Principal):
 		return caller.Principal, nil
-	case 1:
-		return others[0], nil
+	case len(owners) == 1:
+		return owners[0], nil
 	}
-	slices.Sort(others)
-	return "", fault.New(fault.BadRequest, "several principals have a session of this id; choose with ?principal= or --principal one of %s", strings.Join(others, ", "))
+	return "", fault.New(fault.BadRequest, "several principals have a session of this id; choose with ?principal= or --principal one of %s", strings.Join(owners, ", "))
 }
+
+// Session is a session as the API shows it: what lives of it, and what is recorded.
+type Session struct {
+	session.Info
+	Recording *Recording `json:"recording,omitempty"`
+}
+
+// recordedState is the state of a session of which nothing lives but its recording.
+const recordedState session.State = "recorded"
 
 func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.Caller) {
 	principal, err := c.owner(r, caller)
@@ -390,12 +420,22 @@ func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.C
 		front.WriteError(w, err)
 		return
 	}
-	info, err := c.cfg.Sessions.Get(principal, false, r.PathValue("id"))
+	info, liveErr := c.cfg.Sessions.Get(principal, false, r.PathValue("id"))
+	recording, err := c.recordingOf(r, principal)
+	if recording == nil && err == nil {
+		err = liveErr
+	}
 	if err != nil {
 		front.WriteError(w, err)
 		return
 	}
-	front.WriteJSON(w, http.StatusOK, info)
+	if liveErr != nil {
+		info = session.Info{
+			ID: recording.ID, Principal: principal, State: recordedState, Named: true, CreatedAt: recording.CreatedAt,
+			LastActivity: recording.LastActivity, Clients: []session.ClientInfo{}, Connections: []string{},
+		}
+	}
+	front.WriteJSON(w, http.StatusOK, Session{info, recording})
 }
 
 // endSession ends a session and answers when it has ended.

@@ -51,6 +51,19 @@ var routes = []struct {
 	{"GET", "/api/v1/sessions", 200, 200},
 	{"GET", "/api/v1/sessions/none", 404, 404},
 	{"DELETE", "/api/v1/sessions/none", 404, 404},
+	{"GET", "/api/v1/traces", 200, 200},
+	{"GET", "/api/v1/traces?principal=bob", 200, 403},
+	{"GET", "/api/v1/turns", 200, 200},
+	{"GET", "/api/v1/turns?principal=bob", 200, 403},
+	{"GET", "/api/v1/turns/none", 404, 404},
+	{"GET", "/api/v1/sessions/none/turns", 404, 404},
+	{"DELETE", "/api/v1/sessions/none/turns", 404, 404},
+	{"GET", "/api/v1/sessions/none/trajectories", 404, 404},
+	{"GET", "/api/v1/sessions/none/check", 404, 404},
+	{"POST", "/api/v1/sessions/none/seal", 404, 404},
+	{"GET", "/api/v1/export?session=none", 404, 404},
+	{"GET", "/api/v1/export?principal=bob&session=none", 404, 403},
+	{"POST", "/api/v1/export?format=none", 400, 400},
 }
 
 // Case 63: every route needs a token; what concerns all principals needs an admin's;

@@ -14,13 +14,24 @@ import (
 // names, as far as it is kept. Who is no admin gets what concerns his own sessions, and
 // the connections that they alone can use.
 func (c *Control) events(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	c.stream(w, r, func(out *sse.Writer, mark string, e event.Event) {
+		if caller.Admin || e.Principal == caller.Principal || e.Kind == event.EventsLost {
+			sendEvent(out, mark, e)
+		}
+	})
+}
+
+// stream calls send for what happens from now on, or after the event that Last-Event-ID
+// names, until the caller leaves or CloseStreams is called. What is missing is told as
+// event.EventsLost.
+func (c *Control) stream(w http.ResponseWriter, r *http.Request, send func(out *sse.Writer, mark string, e event.Event)) {
 	feed := c.cfg.Events
 	after := feed.Last()
 	out := sse.NewWriter(w, c.cfg.WriteDeadline)
 	if mark := r.Header.Get("Last-Event-ID"); mark != "" {
 		var ok bool
 		if after, ok = feed.Find(mark); !ok { // another daemon's: what it kept has gone with it
-			sendEvent(out, "", event.Event{Kind: event.EventsLost, Time: time.Now()})
+			send(out, "", event.Event{Kind: event.EventsLost, Time: time.Now()})
 		}
 	}
 	silence := time.NewTicker(c.cfg.KeepAlive)
@@ -31,14 +42,11 @@ func (c *Control) events(w http.ResponseWriter, r *http.Request, caller front.Ca
 	for {
 		news, lost, more := feed.After(after)
 		if lost > 0 {
-			sendEvent(out, "", event.Event{Kind: event.EventsLost, Time: time.Now(), Lost: lost})
+			send(out, "", event.Event{Kind: event.EventsLost, Time: time.Now(), Lost: lost})
 		}
 		for _, e := range news {
 			after = e.ID
-			if caller.Admin || e.Principal == caller.Principal {
-				sendEvent(out, feed.Mark(e), e)
-				silence.Reset(c.cfg.KeepAlive)
-			}
+			send(out, feed.Mark(e), e)
 		}
 		if out.Flush() != nil {
 			return // the caller is gone

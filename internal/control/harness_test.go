@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/session"
+	"roundhouse/internal/store"
 )
 
 // patience bounds every wait for something that must happen.
@@ -54,6 +56,7 @@ type world struct {
 	pool     *pool.Pool
 	feed     *event.Feed
 	sessions *session.Manager
+	store    *store.Store
 }
 
 // newWorld builds everything from a configuration, in which SERVER is the path of the
@@ -77,11 +80,12 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 		t.Fatal(err)
 	}
 	gateway.New(gateway.Config{Sessions: sessions}).Register(f)
-	c := control.Config{Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Processes: processes, Events: feed, Version: "1.2.3"}
+	recordings := openStore(t)
+	c := control.Config{Store: recordings, Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Processes: processes, Events: feed, Version: "1.2.3"}
 	for _, f := range change {
 		f(&c)
 	}
-	w := &world{t: t, front: f, feed: feed, pool: shared, sessions: sessions, control: control.New(c)}
+	w := &world{t: t, front: f, feed: feed, pool: shared, sessions: sessions, store: recordings, control: control.New(c)}
 	w.control.Register(f)
 	server := httptest.NewServer(f)
 	w.url = server.URL
@@ -98,6 +102,32 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 		}
 	})
 	return w
+}
+
+// openStore opens a database where syncs cost nothing, if the machine has such a place.
+func openStore(t *testing.T) *store.Store {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := os.Stat("/dev/shm"); err == nil {
+		if dir, err = os.MkdirTemp("/dev/shm", "control"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	st, err := store.Open(t.Context(), store.Config{Path: filepath.Join(dir, "test.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return st
 }
 
 // reply is an HTTP answer that was read to its end.

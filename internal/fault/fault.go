@@ -23,6 +23,7 @@ type Reason string
 const (
 	UnknownSession      Reason = "unknown_session"
 	UnknownServer       Reason = "unknown_server"
+	UnknownTurn         Reason = "unknown_turn"
 	SessionSealed       Reason = "session_sealed"
 	SessionLimit        Reason = "session_limit"
 	TaskLimit           Reason = "task_limit"
@@ -59,6 +60,7 @@ type row struct {
 var table = map[Reason]row{
 	UnknownSession:      {-32001, http.StatusNotFound, false},
 	UnknownServer:       {-32001, http.StatusNotFound, false},
+	UnknownTurn:         {-32001, http.StatusNotFound, false},
 	SessionSealed:       {-32002, http.StatusConflict, false},
 	SessionLimit:        {-32003, http.StatusTooManyRequests, true},
 	TaskLimit:           {-32003, http.StatusTooManyRequests, true},

@@ -35,8 +35,10 @@ const (
 	Lost          Outcome = "lost" // roundhouse ended, or the session was sealed, before the call did
 )
 
-// outcomes are those that there are.
 var outcomes = []Outcome{Complete, Truncated, UpstreamError, UpstreamCut, ClientGone, StoreFailed, Unparsed, Refused, Lost}
+
+// Outcomes lists those that there are.
+func Outcomes() []Outcome { return slices.Clone(outcomes) }
 
 // Trainable reports whether a call with this outcome is a whole turn (C7).
 func (o Outcome) Trainable() bool { return o == Complete || o == Truncated }
@@ -51,6 +53,9 @@ const (
 	Partial Delivery = "partial"
 	None    Delivery = "none"
 )
+
+// Deliveries lists those that there are.
+func Deliveries() []Delivery { return []Delivery{Pending, Full, Partial, None} }
 
 // Call is one attempt at a generation: a row of the log, written once.
 type Call struct {

@@ -32,10 +32,13 @@ func (s *Store) DeleteSession(ctx context.Context, k SessionKey) error {
 }
 
 // Retention says what may stay. Whole sessions go, those first that were active
-// longest ago, so that no trajectory has a hole; only sessions that are Closed go.
+// longest ago, so that no trajectory has a hole; only sessions that are over go. Those
+// are the ones that are Closed, and of the ones without a State, which nobody but the
+// recording of their calls made, those that are sealed or quiet.
 type Retention struct {
 	Age   time.Duration // since the session's last activity; 0 is no limit
 	Bytes int64         // that the database may use; 0 is no limit
+	Quiet time.Duration // without a call, after which a session without a State is over; 0 is never
 }
 
 // Removed is what Retain removed.
@@ -64,10 +67,14 @@ func (s *Store) Retain(ctx context.Context, limits Retention) (Removed, error) {
 	}
 }
 
-// hideOldest hides the oldest closed session if a limit demands it.
+// hideOldest hides the oldest session that is over, if a limit demands it.
 func (s *Store) hideOldest(ctx context.Context, limits Retention) (bool, error) {
 	type candidate struct{ key, active, used int64 }
-	found, err := readRows(ctx, s, oldestClosed, nil, func(rows *sql.Rows) (v candidate, n int, err error) {
+	quiet := int64(math.MinInt64)
+	if limits.Quiet > 0 {
+		quiet = packTime(time.Now().Add(-limits.Quiet))
+	}
+	found, err := readRows(ctx, s, oldestOver, []any{quiet}, func(rows *sql.Rows) (v candidate, n int, err error) {
 		err = rows.Scan(&v.key, &v.active, &v.used)
 		return v, 0, err
 	})

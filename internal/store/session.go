@@ -117,6 +117,7 @@ type SessionFilter struct {
 	ID          string   // "" is any
 	Incarnation int      // 0 is any
 	States      []string // nil is any
+	Sealed      *bool    // nil is any
 	After       int64    // the Position after which to go on
 }
 
@@ -167,6 +168,9 @@ func (f SessionFilter) where() (string, []any) {
 	}
 	if f.States != nil {
 		add("s.state IN ("+marks(len(f.States))+")", anys(f.States)...)
+	}
+	if f.Sealed != nil {
+		add("(s.sealed <> 0) = ?", *f.Sealed)
 	}
 	return b.String(), args
 }

@@ -64,13 +64,18 @@ SELECT s.principal, s.id, s.incarnation, r.id, r.created, r.body_size, r.body_di
 FROM responses r JOIN sessions s ON s.key = r.session WHERE s.deleted = 0 AND s.principal = ? AND r.id = ?
 ORDER BY r.created DESC LIMIT 1`
 
-	hideSession  = `UPDATE sessions SET deleted = 1 WHERE key = ?`
-	firstHidden  = `SELECT key FROM sessions WHERE deleted = 1 ORDER BY key LIMIT 1`
-	firstCalls   = `SELECT seq FROM calls WHERE session = ? ORDER BY seq LIMIT 100`
-	oldestClosed = `
-SELECT key, last_activity, (SELECT (p.page_count - f.freelist_count) * z.page_size
+	hideSession = `UPDATE sessions SET deleted = 1 WHERE key = ?`
+	firstHidden = `SELECT key FROM sessions WHERE deleted = 1 ORDER BY key LIMIT 1`
+	firstCalls  = `SELECT seq FROM calls WHERE session = ? ORDER BY seq LIMIT 100`
+	oldestOver  = `
+SELECT key, active, (SELECT (p.page_count - f.freelist_count) * z.page_size
   FROM pragma_page_count p, pragma_freelist_count f, pragma_page_size z)
-FROM sessions WHERE state = 'closed' AND deleted = 0 ORDER BY last_activity, key LIMIT 1`
+FROM (SELECT s.key, s.state, s.sealed, max(s.last_activity,
+    coalesce((SELECT c.start FROM calls c WHERE c.session = s.key ORDER BY c.seq DESC LIMIT 1), 0)) AS active
+  FROM sessions s WHERE s.state IN ('', 'closed') AND s.deleted = 0)
+WHERE state = 'closed' OR (sealed <> 0 OR active < ?)
+  AND NOT EXISTS (SELECT 1 FROM unfinished u JOIN calls c USING (seq) WHERE c.session = key)
+ORDER BY active, key LIMIT 1`
 	pagesFree    = `PRAGMA freelist_count`
 	reclaimPages = `PRAGMA incremental_vacuum(1000)`
 )

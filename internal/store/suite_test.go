@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -377,6 +378,61 @@ func TestRetentionTakesTheOldestClosedSessions(t *testing.T) {
 		wantEqual(t, left(), []string{"s1", "s3"})
 		wantEqual(t, retain(Retention{Bytes: 1}), Removed{Sessions: 1, Calls: 1})
 		wantEqual(t, left(), []string{"s1"}) // what is not closed stays
+	})
+}
+
+// C15: a session that only its recording made is over when it is sealed, or was quiet
+// for long, and no call of it is under way.
+func TestRetentionTakesRecordingsThatAreOver(t *testing.T) {
+	suite(t, func(t *testing.T, open func() *Store) {
+		s := open()
+		for id, ago := range map[string]time.Duration{"new": 0, "old": 48 * time.Hour, "sealed": time.Hour, "busy": 48 * time.Hour, "busy again": 48 * time.Hour} {
+			v := call("c")
+			v.Session, v.Start = SessionKey{ID: id, Incarnation: 1}, time.Now().Add(-ago)
+			begin(t, s, v)
+			if id == "busy" {
+				continue
+			}
+			if err := s.Commit(t.Context(), v.Session, "c", result("x")); err != nil {
+				t.Fatal(err)
+			}
+			if id == "busy again" {
+				v.ID, v.Start = "d", time.Now()
+				begin(t, s, v)
+				if err := s.Commit(t.Context(), v.Session, "d", result("x")); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if _, err := s.Seal(t.Context(), SessionKey{ID: "sealed", Incarnation: 1}); err != nil {
+			t.Fatal(err)
+		}
+		left := func(f SessionFilter) (ids []string) {
+			for v, err := range s.Sessions(t.Context(), f) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids = append(ids, v.ID)
+			}
+			slices.Sort(ids)
+			return ids
+		}
+		wantEqual(t, left(SessionFilter{Sealed: new(true)}), []string{"sealed"})
+		wantEqual(t, left(SessionFilter{Sealed: new(false)}), []string{"busy", "busy again", "new", "old"})
+		for _, step := range []struct {
+			limits Retention
+			left   []string
+		}{
+			{Retention{Age: 100 * time.Hour, Quiet: time.Hour}, []string{"busy", "busy again", "new", "old", "sealed"}},
+			{Retention{Age: 2 * time.Hour, Quiet: 24 * time.Hour}, []string{"busy", "busy again", "new", "sealed"}},
+			{Retention{Bytes: 1, Quiet: 24 * time.Hour}, []string{"busy", "busy again", "new"}},
+			{Retention{Bytes: 1}, []string{"busy", "busy again", "new"}},
+		} {
+			if _, err := s.Retain(t.Context(), step.limits); err != nil {
+				t.Fatal(err)
+			}
+			wantEqual(t, left(SessionFilter{}), step.left)
+		}
 	})
 }
 

@@ -374,6 +374,9 @@ type callRow struct {
 	Delivered   store.Delivery  `json:"delivered,omitempty"`
 	BytesSent   int64           `json:"bytes_sent,omitempty"`
 
+	RequestBytes  int64 `json:"request_bytes"`  // of the native request
+	ResponseBytes int64 `json:"response_bytes"` // of the native response
+
 	RequestHeader  http.Header     `json:"request_headers,omitempty"`
 	Request        json.RawMessage `json:"request,omitempty"` // native; a string if it is not JSON
 	ResponseHeader http.Header     `json:"response_headers,omitempty"`
@@ -422,18 +425,28 @@ func (x *Export) calls(ctx context.Context) iter.Seq2[[]byte, error] {
 	}
 }
 
-func newCallRow(c store.Call) (callRow, error) {
+// newSummary is the row of a call without what store.CallFilter.Summary leaves out.
+func newSummary(c store.Call) callRow {
 	row := callRow{
 		V: Version, Format: Calls, Cursor: fmt.Sprintf("c%d", c.Position), Session: c.Session.ID, Principal: c.Session.Principal,
 		Incarnation: c.Session.Incarnation, Call: c.ID, Attempt: c.Attempt, API: c.API, Endpoint: c.Endpoint, Model: c.Model,
-		Upstream: c.Upstream, Policy: c.Policy, Stream: c.Stream, Start: c.Start, RequestHeader: c.Header,
+		Upstream: c.Upstream, Policy: c.Policy, Stream: c.Stream, Start: c.Start, RequestBytes: c.Request.Size(),
 	}
-	var errs [2]error
-	row.Request, errs[0] = native(c.Request)
 	if r := c.Result; r != nil {
 		row.Outcome, row.Status, row.Error, row.Finish, row.Usage = r.Outcome, r.Status, r.Error, r.Finish, r.Usage
 		row.Weights, row.Flags, row.Delivered, row.BytesSent = r.Weights, r.Flags, r.Delivery, r.Delivered
-		row.First, row.End, row.ResponseHeader = moment(r.First), moment(r.End), r.Header
+		row.First, row.End, row.ResponseBytes = moment(r.First), moment(r.End), r.Answer().Size()
+	}
+	return row
+}
+
+func newCallRow(c store.Call) (callRow, error) {
+	row := newSummary(c)
+	row.RequestHeader = c.Header
+	var errs [2]error
+	row.Request, errs[0] = native(c.Request)
+	if r := c.Result; r != nil {
+		row.ResponseHeader = r.Header
 		row.PromptIDs, row.OutputIDs, row.Logprobs = r.PromptIDs, r.OutputIDs, r.Logprobs
 		row.Response, errs[1] = native(r.Answer())
 	}
@@ -470,6 +483,10 @@ func Row(c store.Call) (json.RawMessage, error) {
 	}
 	return encode(row), nil
 }
+
+// Summary returns the row of a call without headers, bodies and tokens, which need not
+// have been read (store.CallFilter.Summary).
+func Summary(c store.Call) json.RawMessage { return encode(newSummary(c)) }
 
 // reward is the session's.
 func (x *Export) reward(s store.Session) json.RawMessage {
