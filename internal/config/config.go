@@ -4,6 +4,7 @@
 package config
 
 import (
+	"encoding/json"
 	"time"
 
 	"roundhouse/internal/secret"
@@ -185,6 +186,7 @@ type Server struct {
 	Recovery              Recovery      // R3; of pool.recovery for the transport
 	Health                Health        // R1; of pool.health
 	Retry                 Retry         // R5; RetryNever
+	Instances             Instances     // I1; of an Exclusive server
 
 	IncludeTools []string // V3; nil is all, empty is none
 	ExcludeTools []string // V3
@@ -197,6 +199,40 @@ type Server struct {
 	TargetAudience       string
 	TargetServiceAccount string
 }
+
+// Instances says how many instances an exclusive server has, and what is done with them
+// (I1).
+type Instances struct {
+	Min         int           // warm ones that are kept ready; 0
+	Max         int           // instances at once, those that start or end included; 5, or one for each endpoint
+	IdleTimeout time.Duration // so long one beyond Min stays warm unused; 5 min; 0 is no limit
+	MaxLifetime time.Duration // so old an instance becomes, but for the lease that it is in; 0 is no limit
+	MaxUses     int           // leases of one instance; 0 is no limit
+	MaxWait     time.Duration // for a lease, a start included; 60 s
+	OnRelease   OnRelease     // ReleaseDestroy
+	Warmup      ToolCall      // made once, before an instance counts as warm; none is fine
+	Probe       ToolCall      // made before an instance is lent; without a tool it is a ping
+	Reset       ToolCall      // of ReleaseReset
+	// Endpoints are the addresses of instances that exist already; without any, instances
+	// are processes that are started.
+	Endpoints []secret.String
+}
+
+// ToolCall is a call that roundhouse makes itself. Without a tool it is none.
+type ToolCall struct {
+	Tool      string
+	Arguments json.RawMessage // an object, or nil for none
+}
+
+// OnRelease is what becomes of an instance that a session gives back (I5).
+type OnRelease string
+
+// What becomes of it.
+const (
+	ReleaseDestroy OnRelease = "destroy"
+	ReleaseReset   OnRelease = "reset" // a tool of its own makes it new
+	ReleaseKeep    OnRelease = "keep"  // as it is, for sessions of the same principal
+)
 
 // Recovery says how a lost connection is replaced while sessions hold it (R3). The
 // zero value leaves that to the next call.

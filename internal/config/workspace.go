@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"roundhouse/internal/secret"
@@ -12,14 +13,7 @@ import (
 
 // NeedsWorkspace reports whether any field holds ${WORKSPACE}, so that the
 // server's connection depends on the session's workspace (K6).
-func (s *Server) NeedsWorkspace() bool {
-	needs := false
-	s.mapTexts(func(text string) string {
-		needs = needs || strings.Contains(text, workspaceVariable)
-		return text
-	})
-	return needs
-}
+func (s *Server) NeedsWorkspace() bool { return s.holds(workspaceVariable) }
 
 // Resolve returns a copy of s in which ${WORKSPACE} is replaced by the session's
 // workspace, an absolute directory. It fails if a workspace is needed and there
@@ -39,8 +33,56 @@ func (s *Server) Resolve(workspace string) (*Server, error) {
 	}), nil
 }
 
+// The variables of an instance, which stand in an exclusive server until
+// Server.ResolveInstance replaces them (I7).
+const (
+	instancePrefix = "${INSTANCE_"
+	instanceDir    = instancePrefix + "DIR}"
+	instanceIndex  = instancePrefix + "INDEX}"
+	instancePort   = instancePrefix + "PORT}"
+)
+
+// Place is what one instance of an exclusive server has for itself (I7).
+type Place struct {
+	Dir   string // absolute; "" for a server that is no process of ours
+	Index int    // from 0; no two that live have the same
+	Port  int    // of the loopback interface
+}
+
+// NeedsPort reports whether any field holds ${INSTANCE_PORT}.
+func (s *Server) NeedsPort() bool { return s.holds(instancePort) }
+
+func (s *Server) holds(variable string) bool {
+	holds := false
+	s.mapTexts(func(text string) string {
+		holds = holds || strings.Contains(text, variable)
+		return text
+	})
+	return holds
+}
+
+// ResolveInstance returns a copy of s for the instance at p. Its process has its
+// temporary files in the instance's directory, unless s says where. s itself never
+// changes.
+func (s *Server) ResolveInstance(p Place) *Server {
+	values := strings.NewReplacer(instanceDir, p.Dir, instanceIndex, strconv.Itoa(p.Index), instancePort, strconv.Itoa(p.Port))
+	c := s.mapTexts(values.Replace)
+	if c.Transport != Stdio {
+		return c
+	}
+	if c.Env == nil {
+		c.Env = map[string]secret.String{}
+	}
+	for _, name := range []string{"TMPDIR", "TMP", "TEMP"} {
+		if _, ok := c.Env[name]; !ok {
+			c.Env[name] = secret.New(p.Dir)
+		}
+	}
+	return c
+}
+
 // mapTexts returns a copy of s with f applied to every field that may hold
-// ${WORKSPACE}.
+// variables of a session or an instance.
 func (s *Server) mapTexts(f func(string) string) *Server {
 	hidden := func(m map[string]secret.String) map[string]secret.String {
 		m = maps.Clone(m)

@@ -207,9 +207,12 @@ func (a *Attachment) List(ctx context.Context, k Kind) (*Listing, error) {
 }
 
 // filtered returns what this session may see of a list.
-func (a *Attachment) filtered(k Kind, l *Listing) *Listing {
+func (a *Attachment) filtered(k Kind, l *Listing) *Listing { return Filtered(a.settings.Load(), k, l) }
+
+// Filtered returns what the filter of s lets through of a list.
+func Filtered(s *config.Server, k Kind, l *Listing) *Listing {
 	if k == Tools || k == Prompts {
-		return l.Only(a.Allows)
+		return l.Only(func(name string) bool { return Allows(s, name) })
 	}
 	return l
 }
@@ -244,8 +247,10 @@ func (a *Attachment) Peek(k Kind) *Listing {
 
 // Allows reports whether this session may see and use the tool or prompt of that
 // name: exclude first, then include, where an entry is cut at its first "(" (V3).
-func (a *Attachment) Allows(name string) bool {
-	s := a.settings.Load()
+func (a *Attachment) Allows(name string) bool { return Allows(a.settings.Load(), name) }
+
+// Allows reports whether the filter of s lets the tool or prompt of that name through.
+func Allows(s *config.Server, name string) bool {
 	if slices.Contains(s.ExcludeTools, name) {
 		return false
 	}

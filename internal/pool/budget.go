@@ -95,7 +95,11 @@ func (p *Pool) heldLocked() map[string]HeldSlot {
 		if e.server.Transport == config.Stdio {
 			h.Processes += n
 		}
-		h.Sessions += len(e.atts)
+		for a := range e.atts {
+			if a.holder.session != "" {
+				h.Sessions++
+			}
+		}
 		held[e.name] = h
 	}
 	return held

@@ -115,6 +115,7 @@ func (p *Pool) spawnLocked(identity string, w Want, owner *Holder) *entry {
 	if owner != nil {
 		p.unpooled++
 		e.id = fmt.Sprintf("%s::unpooled-%d", e.name, p.unpooled)
+		owner.owned = append(owner.owned, e)
 	}
 	if old := p.entries[e.id]; old != nil {
 		e.index, e.generation = old.index, old.generation+1 // S8: it takes the failed one's place
@@ -146,7 +147,9 @@ func (p *Pool) dialLocked(e *entry) {
 	e.stop = stop
 	p.dials[e]++
 	generation, before, tongue := e.generation, e.before, e.tongue
+	e.running.Add(1)
 	p.wg.Go(func() {
+		defer e.running.Done()
 		ctx, cancel := context.WithTimeout(base, e.server.StartTimeout)
 		defer cancel()
 		d := dialed{
@@ -303,7 +306,9 @@ func (e *entry) heldLocked() bool { return len(e.atts) > 0 || e.waiters > 0 }
 func (p *Pool) endLocked(e *entry, c *connection, reason error) {
 	p.dieLocked(e, c)
 	generation, final := e.generation, e.state.terminal()
+	e.running.Add(1)
 	p.wg.Go(func() {
+		defer e.running.Done()
 		c.end(reason)
 		if final {
 			p.mu.Lock()

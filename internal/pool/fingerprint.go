@@ -109,7 +109,7 @@ func fingerprint(key []byte, w Want) string {
 // SameConnection reports whether two configurations of a server ask for the same
 // connection, so that at most their filters and their descriptions differ.
 func SameConnection(a, b *config.Server) bool {
-	return a.Sharing == b.Sharing && a.ShareAcrossPrincipals == b.ShareAcrossPrincipals &&
+	return a.Sharing == b.Sharing && a.ShareAcrossPrincipals == b.ShareAcrossPrincipals && slices.Equal(a.Instances.Endpoints, b.Instances.Endpoints) &&
 		fingerprint(nil, Want{Server: a}) == fingerprint(nil, Want{Server: b})
 }
 

@@ -150,6 +150,8 @@ type entry struct {
 	before     [kinds]*Listing // the catalogue before the loss, while recovering
 	news       []func()        // for listeners and the log, to be told in this order
 	telling    bool            // a goroutine tells it
+
+	running sync.WaitGroup // dials and closings; one is added with Pool.mu held, while the entry lives
 }
 
 // Want is what a session asks the pool for.
@@ -183,16 +185,18 @@ type Listener interface {
 // Holder is what one session has in the pool. The zero value is not usable.
 type Holder struct {
 	pool    *Pool
-	session string
+	session string        // "" for one that only keeps an instance
 	done    chan struct{} // closed by Release
 
 	// Guarded by pool.mu.
 	released bool
 	atts     map[*Attachment]struct{}
 	circuits map[string]*circuit // by identity, of its own connections that failed a moment ago
+	owned    []*entry            // every unpooled one that was made for it
 }
 
-// NewHolder returns a Holder for a session. Release it.
+// NewHolder returns a Holder for a session, or with "" for an instance, which is nobody's
+// while it is not lent. Release it.
 func (p *Pool) NewHolder(session string) *Holder {
 	return &Holder{pool: p, session: session, done: make(chan struct{}), atts: map[*Attachment]struct{}{}, circuits: map[string]*circuit{}}
 }

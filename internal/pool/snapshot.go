@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"roundhouse/internal/config"
 	"roundhouse/internal/process"
 )
 
@@ -20,7 +21,7 @@ type Info struct {
 	Since       time.Time  `json:"since"`           // when it came into its state, or began to die
 	DueAt       *time.Time `json:"dueAt,omitempty"` // when that ends: a drain, the wait for an attempt, the time a failure is shown
 	Why         string     `json:"why"`             // why it is still there, for people
-	Sharing     string     `json:"sharing"`         // shared or session
+	Sharing     string     `json:"sharing"`         // shared, session or exclusive
 	Generation  uint64     `json:"generation"`
 	Refs        int        `json:"refs"`
 	Sessions    []string   `json:"sessions"`
@@ -136,7 +137,14 @@ func (p *Pool) infoLocked(e *entry) Info {
 	if e.owner != nil {
 		i.Sharing = "session"
 	}
+	if e.server.Sharing == config.Exclusive {
+		i.Sharing = "exclusive"
+	}
 	for a := range e.atts {
+		if a.holder.session == "" {
+			i.Refs-- // it only keeps the instance
+			continue
+		}
 		i.Sessions = append(i.Sessions, a.holder.session)
 	}
 	slices.Sort(i.Sessions)
@@ -172,6 +180,8 @@ func (i *Info) Explain(hidden bool) {
 		i.Why = "it has failed, and is shown until it is wanted again"
 	case i.Refs == 0 && i.Waiters > 0:
 		i.Why = "a request waits for it"
+	case i.Refs == 0 && i.Sharing == "exclusive":
+		i.Why = "it is an instance that no session has"
 	case i.Refs == 0:
 		i.Why = "no session uses it, and it is about to drain"
 	case len(i.Sessions) == 0:

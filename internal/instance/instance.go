@@ -1,0 +1,443 @@
+// Package instance lends exclusive instances of servers: each to one session at a time,
+// from a bounded number, to those who wait in the order in which they came.
+//
+// The properties that it has are those of the sessions specification (I), and tests name
+// them.
+package instance
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/pool"
+)
+
+// Launcher starts instances.
+type Launcher interface {
+	// Launch starts an instance of a server, the index-th of those that live, and warms
+	// it up. lost is called, without waiting for anything, when it ends by itself; news
+	// when its lists have changed. ctx bounds the start. After an error nothing is left.
+	Launch(ctx context.Context, s *config.Server, index int, lost func(error), news func()) (Unit, error)
+}
+
+// Unit is what a Launcher has started.
+type Unit interface {
+	// Ask makes a call and throws the result away; without a tool it is a ping.
+	Ask(ctx context.Context, call config.ToolCall) error
+	// Lend attaches a session.
+	Lend(h *pool.Holder, l pool.Listener) (*pool.Attachment, error)
+	// Catalogue returns what the server said it has; ctx bounds the reading.
+	Catalogue(ctx context.Context) (*Catalogue, error)
+	// Connection returns the id of the connection.
+	Connection() string
+	// Close ends it with why for whoever still uses it, and returns when nothing of it
+	// is left, or could not be ended in the configured time.
+	Close(why *fault.Error)
+}
+
+// Catalogue is what instances of a server say of themselves. It is read-only.
+type Catalogue struct {
+	Handshake *pool.Handshake
+	Lists     map[pool.Kind]*pool.Listing // unfiltered; one that the server does not declare is absent
+}
+
+// Config says how Pools works.
+type Config struct {
+	Launcher Launcher     // required
+	Log      *slog.Logger // nil discards
+}
+
+// Pools has a pool of instances for each exclusive server. Its methods may be called at
+// any time. Drain ends it for good; one that is not drained leaks its instances.
+type Pools struct {
+	// Constant after New.
+	cfg     Config
+	base    context.Context // ends when no start is wanted any more
+	giveUp  context.CancelCauseFunc
+	wg      sync.WaitGroup // starts, resets and closings; Join joins it
+	drained chan struct{}  // closed when nothing is lent any more after Drain
+
+	// Guarded by mu.
+	mu       sync.Mutex
+	servers  map[string]*server   // by name, of those that are configured
+	retired  map[*server]struct{} // whose configuration was replaced, while they have instances
+	draining bool
+}
+
+// New returns Pools without servers.
+func New(cfg Config) *Pools {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	p := &Pools{cfg: cfg, servers: map[string]*server{}, retired: map[*server]struct{}{}, drained: make(chan struct{})}
+	p.base, p.giveUp = context.WithCancelCause(context.Background())
+	return p
+}
+
+// Configure makes the exclusive ones among all servers the ones that have instances.
+// Where only numbers and times differ, instances stay. Otherwise they end, those that are
+// lent when they are given back. Servers that keep warm ones start them.
+func (p *Pools) Configure(all []*config.Server) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.draining {
+		return
+	}
+	wanted := map[string]*config.Server{}
+	for _, s := range all {
+		if s.Sharing == config.Exclusive && s.DisabledReason == "" {
+			wanted[s.Name] = s
+		}
+	}
+	for name, v := range p.servers {
+		if now := wanted[name]; now != nil && pool.SameConnection(v.conf, now) {
+			v.conf = now
+			p.fillLocked(v)
+			continue
+		}
+		p.retireLocked(v)
+	}
+	for name, s := range wanted {
+		if p.servers[name] == nil {
+			v := &server{name: name, conf: s}
+			p.servers[name] = v
+			p.fillLocked(v)
+		}
+	}
+}
+
+// retireLocked ends the pool of a server that is not to be used as it was.
+func (p *Pools) retireLocked(v *server) {
+	delete(p.servers, v.name)
+	v.refusal = changed(v.name)
+	p.refuseLocked(v)
+	if len(v.all) > 0 {
+		p.retired[v] = struct{}{}
+	}
+}
+
+// refuseLocked lets nobody wait for a server any more, and ends what is not lent.
+func (p *Pools) refuseLocked(v *server) {
+	v.pauseOver()
+	if v.sweep != nil {
+		v.sweep.Stop()
+	}
+	for _, w := range v.waiters {
+		w.outcome <- outcome{err: v.refusal}
+	}
+	v.waiters = nil
+	for _, c := range v.curious {
+		c <- v.refusal
+	}
+	v.curious = nil
+	for _, in := range slices.Clone(v.all) {
+		switch in.state {
+		case Warm:
+			p.endLocked(in, v.refusal)
+		case Starting:
+			in.giveUp(v.refusal)
+		}
+	}
+}
+
+func changed(name string) *fault.Error {
+	err := fault.New(fault.Interrupted, "the configuration of server %q has changed; try again", name)
+	err.Server, err.Sent = name, fault.SentNo
+	return err
+}
+
+func drainingFault() *fault.Error {
+	err := fault.New(fault.Draining, "roundhouse is shutting down")
+	err.RetryAfter, err.Sent = 5*time.Second, fault.SentNo
+	return err
+}
+
+// serverLocked finds the pool of a server.
+func (p *Pools) serverLocked(s *config.Server) (*server, error) {
+	if p.draining {
+		return nil, drainingFault()
+	}
+	if v := p.servers[s.Name]; v != nil && pool.SameConnection(v.conf, s) {
+		return v, nil
+	}
+	return nil, changed(s.Name)
+}
+
+// Borrower is who asks for an instance.
+type Borrower struct {
+	Principal string
+	Session   string
+}
+
+// Lease is an instance in the hands of one session. Release it.
+type Lease struct {
+	p  *Pools
+	in *instance
+}
+
+// Acquire lends an instance (I3): a warm one that gives a sign of life (I4), else one that
+// is started if there may be more, else the first that is free once all who came before
+// have one. It waits under ctx, and not longer than instances.maxWait. Errors:
+// fault.InstanceWaitTimeout, the error of a start, fault.Interrupted when the
+// configuration has changed, fault.Draining, or the cause of ctx.
+func (p *Pools) Acquire(ctx context.Context, s *config.Server, b Borrower) (*Lease, error) {
+	w := &waiter{Borrower: b, since: time.Now()}
+	waiting, cancel := context.WithTimeoutCause(ctx, s.Instances.MaxWait, errWaited)
+	defer cancel()
+	for {
+		in, err := p.wait(waiting, s, w)
+		if err != nil {
+			return nil, err
+		}
+		if p.prove(ctx, in) {
+			l := &Lease{p, in}
+			p.mu.Lock()
+			in.lease = l
+			in.uses++
+			p.mu.Unlock()
+			return l, nil
+		}
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// probeWait is how long an instance has to give a sign of life before it is lent.
+const probeWait = 5 * time.Second
+
+// prove probes an instance that is about to be lent (I4), without any lock, and reports
+// whether it may be. Else it is ended, or warm again if only the caller lost interest.
+func (p *Pools) prove(ctx context.Context, in *instance) bool {
+	p.mu.Lock()
+	probe := in.server.conf.Instances.Probe
+	p.mu.Unlock()
+	brief, cancel := context.WithTimeout(ctx, probeWait)
+	err := in.unit.Ask(brief, probe)
+	cancel()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case in.state == Ending: // the drain was over
+		return false
+	case ctx.Err() != nil: // which says nothing about the instance
+		p.restLocked(in)
+		return false
+	case err != nil || in.dead != nil || in.server.refusal != nil:
+		p.cfg.Log.Warn("an instance is not lent, since it gives no sign of life", "server", in.server.name, "instance", in.id, "err", err)
+		p.endLocked(in, gone(in, err))
+		return false
+	}
+	return true
+}
+
+// wait returns an instance that is reserved for w. A second wait of the same w keeps its
+// place.
+func (p *Pools) wait(ctx context.Context, s *config.Server, w *waiter) (*instance, error) {
+	w.outcome = make(chan outcome, 1)
+	p.mu.Lock()
+	v, err := p.serverLocked(s)
+	if err != nil {
+		p.mu.Unlock()
+		return nil, err
+	}
+	v.queueLocked(w)
+	p.fillLocked(v)
+	p.mu.Unlock()
+	select {
+	case got := <-w.outcome:
+		return got.in, got.err
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case got := <-w.outcome: // in the same moment
+		if got.err != nil {
+			return nil, got.err
+		}
+		p.restLocked(got.in)
+	default:
+		v.waiters = slices.DeleteFunc(v.waiters, func(x *waiter) bool { return x == w })
+		p.fillLocked(v)
+	}
+	if context.Cause(ctx) == errWaited {
+		return nil, v.fullLocked(w)
+	}
+	return nil, context.Cause(ctx)
+}
+
+var errWaited = fault.New(fault.InstanceWaitTimeout, "no instance was free in time")
+
+// fullLocked says who has all the instances (I3).
+func (v *server) fullLocked(w *waiter) *fault.Error {
+	type who struct{ principal, session string }
+	holders := map[who]bool{}
+	leased, starting, longest := 0, 0, time.Duration(0)
+	for _, in := range v.all {
+		switch in.state {
+		case Leased:
+			leased++
+			holders[who{in.Principal, in.Session}] = true
+			longest = max(longest, time.Since(in.since))
+		case Starting:
+			starting++
+		}
+	}
+	waited := time.Since(w.since).Round(time.Millisecond)
+	err := fault.New(fault.InstanceWaitTimeout, "no instance of server %q was free within %s (instances.maxWait): %d of %d are lent to %s, the longest for %s, %d are starting and %d others wait; "+
+		"end a session that has one, or raise instances.max", v.name, waited, leased, v.most(), sessions(len(holders)), longest.Round(time.Second), starting, len(v.waiters))
+	err.Server, err.Sent, err.RetryAfter = v.name, "", 10*time.Second
+	err.Data = map[string]any{"leased": leased, "max": v.most(), "sessions": len(holders), "longestMs": longest.Milliseconds(), "starting": starting, "waiting": len(v.waiters)}
+	return err
+}
+
+func sessions(n int) string {
+	if n == 1 {
+		return "1 session"
+	}
+	return fmt.Sprintf("%d sessions", n)
+}
+
+// Attach attaches the borrower's session.
+func (l *Lease) Attach(h *pool.Holder, listener pool.Listener) (*pool.Attachment, error) {
+	return l.in.unit.Lend(h, listener)
+}
+
+// Instance returns the id of the instance.
+func (l *Lease) Instance() string { return l.in.id }
+
+// Release gives the instance back, which the session uses no more (I5). It returns at
+// once; the second time it does nothing.
+func (l *Lease) Release() {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	if l.in.lease == l {
+		l.in.lease = nil
+		l.p.returnLocked(l.in)
+	}
+}
+
+// Describe returns what the instances of a server say of themselves, without lending one.
+// If none was ever started, one is, and stays warm. ctx bounds the waiting.
+func (p *Pools) Describe(ctx context.Context, s *config.Server) (*Catalogue, error) {
+	for {
+		p.mu.Lock()
+		v, err := p.serverLocked(s)
+		if err != nil || v.known != nil {
+			defer p.mu.Unlock()
+			if err != nil {
+				return nil, err
+			}
+			return v.known, nil
+		}
+		if v.pause != nil {
+			defer p.mu.Unlock()
+			return nil, v.failure
+		}
+		told := make(chan error, 1)
+		v.curious = append(v.curious, told)
+		p.fillLocked(v)
+		p.mu.Unlock()
+		select {
+		case err := <-told:
+			if err != nil {
+				return nil, err
+			}
+		case <-ctx.Done():
+			p.mu.Lock()
+			v.curious = slices.DeleteFunc(v.curious, func(c chan error) bool { return c == told })
+			p.mu.Unlock()
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// Report says how a drain went.
+type Report struct {
+	Ended int    // instances
+	Lent  []Lent // those that were still lent when the time was over
+}
+
+// Lent is an instance that was not given back in time.
+type Lent struct {
+	Instance, Principal, Session string
+}
+
+// Drain refuses everything from now on, ends what is not lent, and waits until ctx ends
+// for the rest to be given back. What is lent then is ended all the same, and named (I9).
+// It does not wait for the ends; Join does. It is called once.
+func (p *Pools) Drain(ctx context.Context) Report {
+	p.mu.Lock()
+	p.draining = true
+	p.giveUp(drainingFault())
+	r := Report{}
+	for v := range p.eachLocked() {
+		r.Ended += len(v.all)
+		v.refusal = drainingFault()
+		p.refuseLocked(v)
+	}
+	p.drainedLocked()
+	p.mu.Unlock()
+	select {
+	case <-p.drained:
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for v := range p.eachLocked() {
+		for _, in := range slices.Clone(v.all) {
+			if in.state == Leased {
+				r.Lent = append(r.Lent, Lent{in.id, in.Principal, in.Session})
+				in.lease = nil
+				p.endLocked(in, drainingFault())
+			}
+		}
+	}
+	for _, x := range r.Lent {
+		p.cfg.Log.Warn("an instance was still lent at the end", "instance", x.Instance, "session", x.Session, "principal", x.Principal)
+	}
+	return r
+}
+
+// Join returns when everything that Drain has ended is gone.
+func (p *Pools) Join() { p.wg.Wait() }
+
+// drainedLocked looks whether a drain has nothing to wait for any more.
+func (p *Pools) drainedLocked() {
+	if !p.draining {
+		return
+	}
+	for v := range p.eachLocked() {
+		if slices.ContainsFunc(v.all, func(in *instance) bool { return in.state == Leased }) {
+			return
+		}
+	}
+	select {
+	case <-p.drained:
+	default:
+		close(p.drained)
+	}
+}
+
+// eachLocked yields every server that has instances or may have.
+func (p *Pools) eachLocked() func(yield func(*server) bool) {
+	return func(yield func(*server) bool) {
+		for _, v := range p.servers {
+			if !yield(v) {
+				return
+			}
+		}
+		for v := range p.retired {
+			if !yield(v) {
+				return
+			}
+		}
+	}
+}

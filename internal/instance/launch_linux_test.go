@@ -1,0 +1,297 @@
+package instance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"roundhouse/internal/badserver"
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/process"
+	"roundhouse/internal/secret"
+	"roundhouse/internal/wire"
+)
+
+func TestMain(m *testing.M) {
+	process.ReaperMain()
+	os.Exit(m.Run())
+}
+
+// A house has real processes.
+type house struct {
+	*testing.T
+	shared *pool.Pool
+	pools  *Pools
+	base   string // where the directories of instances are
+}
+
+func newHouse(t *testing.T, budget config.Budget) *house {
+	t.Helper()
+	processes, err := process.NewManager(process.Config{StateDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &house{T: t, base: t.TempDir()}
+	h.shared = pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Minute, Budget: budget})
+	starter := NewStarter(h.shared, h.base, nil)
+	h.pools = New(Config{Launcher: starter})
+	t.Cleanup(func() {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		h.pools.Drain(over)
+		h.shared.Drain(context.Background(), true)
+		h.pools.Join()
+		starter.Close()
+		if err := processes.Close(); err != nil {
+			t.Error(err)
+		}
+		if left, err := os.ReadDir(h.base); err != nil || len(left) > 0 {
+			t.Errorf("directories are left: %v, %v", left, err)
+		}
+	})
+	return h
+}
+
+// server is an exclusive server whose instances are processes of the misbehaving server.
+func (h *house) server(change func(s *config.Server), args ...string) *config.Server {
+	s := &config.Server{
+		Name: "browser", Transport: config.Stdio, Command: badserver.Path(h.T), Args: args, Sharing: config.Exclusive, StartTimeout: 20 * time.Second,
+		CloseEOFWait: 2 * time.Second, CloseTermWait: time.Second, CloseKillWait: 2 * time.Second,
+		Instances: config.Instances{Max: 2, IdleTimeout: time.Minute, MaxWait: 20 * time.Second, OnRelease: config.ReleaseDestroy},
+	}
+	if change != nil {
+		change(s)
+	}
+	h.pools.Configure([]*config.Server{s})
+	return s
+}
+
+func (h *house) lease(s *config.Server, session string) *Lease {
+	h.Helper()
+	l, err := h.pools.Acquire(h.Context(), s, Borrower{"local", session})
+	if err != nil {
+		h.Fatal(err)
+	}
+	return l
+}
+
+// silent is a session that hears nothing.
+type silent struct{}
+
+func (silent) ListChanged(*pool.Attachment, mux.List) {}
+func (silent) Lost(*pool.Attachment, *fault.Error)    {}
+func (silent) Renewed(*pool.Attachment)               {}
+
+// call calls a tool through the lease and returns the first text of the result.
+func (h *house) call(l *Lease, tool, arguments string) string {
+	h.Helper()
+	holder := h.shared.NewHolder("s")
+	defer holder.Release()
+	att, err := l.Attach(holder, silent{})
+	if err != nil {
+		h.Fatal(err)
+	}
+	f, err := wire.Parse(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, tool, arguments))
+	if err != nil {
+		h.Fatal(err)
+	}
+	r, err := f.Routing()
+	if err != nil {
+		h.Fatal(err)
+	}
+	out := make(answer, 1)
+	if _, err := att.Do(h.Context(), nobody{}, f, r, out); err != nil {
+		h.Fatal(err)
+	}
+	var reply struct {
+		Result struct{ Content []struct{ Text string } }
+	}
+	if err := json.Unmarshal(<-out, &reply); err != nil || len(reply.Result.Content) == 0 {
+		h.Fatal(err, reply)
+	}
+	return reply.Result.Content[0].Text
+}
+
+type answer chan []byte
+
+func (a answer) Note(mux.Pieces)   {}
+func (a answer) Done(p mux.Pieces) { a <- p.AppendTo(nil) }
+
+type nobody struct{}
+
+func (nobody) Notify(mux.Pieces)        {}
+func (nobody) Ask(*mux.Ask, mux.Outlet) {}
+func (nobody) Unask(*mux.Ask)           {}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for range 500 {
+		if is() {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatalf("it never happened that %s", what)
+}
+
+// I7, case 12: each instance has a directory, which is also that of its temporary files, an
+// index and a port of its own; the directory goes with it.
+func TestEachInstanceHasItsOwnPlace(t *testing.T) {
+	h := newHouse(t, config.Budget{})
+	s := h.server(func(s *config.Server) {
+		s.Env = map[string]secret.String{"PROFILE": secret.New("${INSTANCE_DIR}/profile"), "N": secret.New("${INSTANCE_INDEX}"), "PORT": secret.New("${INSTANCE_PORT}")}
+	})
+	type place struct{ Env map[string]string }
+	where := func(l *Lease) (p place) {
+		if err := json.Unmarshal([]byte(h.call(l, "whoami", `{"env":["PROFILE","N","PORT","TMPDIR"]}`)), &p); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	a, b := h.lease(s, "a"), h.lease(s, "b")
+	pa, pb := where(a), where(b)
+	for _, name := range []string{"PROFILE", "N", "PORT", "TMPDIR"} {
+		if pa.Env[name] == "" || pa.Env[name] == pb.Env[name] {
+			t.Errorf("%s is %q and %q", name, pa.Env[name], pb.Env[name])
+		}
+	}
+	dir := pa.Env["TMPDIR"]
+	if filepath.Dir(pa.Env["PROFILE"]) != dir || !strings.HasPrefix(dir, h.base) {
+		t.Errorf("the directory is %q, the profile %q", dir, pa.Env["PROFILE"])
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Error(info, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cookie"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.Release()
+	eventually(t, "the directory is gone", func() bool {
+		_, err := os.Stat(dir)
+		return errors.Is(err, os.ErrNotExist)
+	})
+	if _, err := os.Stat(pb.Env["TMPDIR"]); err != nil {
+		t.Error(err)
+	}
+}
+
+// I4, case 41: a warm instance that was killed or stopped is not lent.
+func TestAKilledOrStoppedProcessIsNotLent(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHouse(t, config.Budget{})
+			s := h.server(func(s *config.Server) { s.Instances.Min = 1 })
+			pid := 0
+			eventually(t, "one is warm", func() bool {
+				for _, i := range h.shared.Snapshot() {
+					pid = i.PID
+				}
+				return h.pools.Snapshot("", true)[0].Warm == 1 && pid != 0
+			})
+			if err := syscall.Kill(pid, signal); err != nil {
+				t.Fatal(err)
+			}
+			l := h.lease(s, "a")
+			if got := h.call(l, "echo", `{"text":"well"}`); got != "well" {
+				t.Error(got)
+			}
+			if l.Instance() == "browser#1" {
+				t.Error("the first instance is lent")
+			}
+			l.Release()
+		})
+	}
+}
+
+// I1: an instance is warmed up before it counts as warm, and one that cannot be is none.
+func TestWarmup(t *testing.T) {
+	h := newHouse(t, config.Budget{})
+	s := h.server(func(s *config.Server) { s.Instances.Warmup = config.ToolCall{Tool: "count"} })
+	l := h.lease(s, "a")
+	if got := h.call(l, "count", `{}`); got != "2" {
+		t.Errorf("the tool was called %s times", got)
+	}
+	l.Release()
+	s = h.server(func(s *config.Server) {
+		s.Env = map[string]secret.String{"X": secret.New("other")}
+		s.Instances.Warmup = config.ToolCall{Tool: "ledger", Arguments: json.RawMessage(`{"file":"/dev/null","mode":"error"}`)}
+	})
+	if _, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "b"}); !fault.Is(err, fault.StartFailed) || !strings.Contains(err.Error(), "warmed up") {
+		t.Error(err)
+	}
+}
+
+// I1: a reset through a tool of the server's own; the process stays.
+func TestReset(t *testing.T) {
+	h := newHouse(t, config.Budget{})
+	s := h.server(func(s *config.Server) {
+		s.Instances.Max, s.Instances.OnRelease, s.Instances.Reset = 1, config.ReleaseReset, config.ToolCall{Tool: "count"}
+	})
+	for _, want := range []string{"1", "3", "5"} {
+		l := h.lease(s, "a")
+		if got := h.call(l, "count", `{}`); got != want {
+			t.Errorf("count gave %s; want %s", got, want)
+		}
+		l.Release()
+	}
+}
+
+// B1: instances count in the budget, and one that is over it is an error of its own.
+func TestTheBudgetCountsInstances(t *testing.T) {
+	h := newHouse(t, config.Budget{Mode: config.BudgetEnforce, Processes: 1})
+	s := h.server(nil)
+	l := h.lease(s, "a")
+	if held := h.shared.Budget().Held; len(held) != 1 || held[0].Processes != 1 || held[0].Server != "browser" {
+		t.Errorf("%+v", held)
+	}
+	if _, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "b"}); !fault.Is(err, fault.BudgetExhausted) {
+		t.Error(err)
+	}
+	l.Release()
+}
+
+// I8: endpoints are lent like processes, each to one at a time, and nothing is started.
+func TestEndpointsAreAFleet(t *testing.T) {
+	var urls []secret.String
+	for n := range 2 {
+		server := mcp.NewServer(&mcp.Implementation{Name: "computer"}, nil)
+		mcp.AddTool(server, &mcp.Tool{Name: "which"}, func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: fmt.Sprint(n)}}}, nil, nil
+		})
+		listener := httptest.NewServer(mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return server }, nil))
+		t.Cleanup(listener.Close)
+		urls = append(urls, secret.New(listener.URL))
+	}
+	h := newHouse(t, config.Budget{})
+	s := h.server(func(s *config.Server) {
+		s.Transport, s.Command, s.URL, s.Instances.Endpoints = config.HTTP, "", urls[0], urls
+		s.Instances.MaxWait = 100 * time.Millisecond
+	})
+	a, b := h.lease(s, "a"), h.lease(s, "b")
+	if got := h.call(a, "which", `{}`) + h.call(b, "which", `{}`); got != "01" {
+		t.Errorf("they have the endpoints %s", got)
+	}
+	if _, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "c"}); !fault.Is(err, fault.InstanceWaitTimeout) {
+		t.Error(err)
+	}
+	a.Release()
+	eventually(t, "the first is free", func() bool {
+		l, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "c"})
+		return err == nil && h.call(l, "which", `{}`) == "0"
+	})
+}
