@@ -10,9 +10,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/event"
@@ -36,6 +37,7 @@ type Config struct {
 	Log       *slog.Logger               // nil discards
 	Reload    func() Reloaded            // reads the configuration anew; required
 	Reloaded  func() *Reloaded           // what came of that last time, nil before the first; required
+	Metrics   prometheus.Gatherer        // what /metrics shows; nil is no such route
 	Version   string
 
 	KeepAlive     time.Duration // between comments on a silent stream; 0 is 15 s
@@ -49,8 +51,8 @@ type Control struct {
 	started time.Time
 	ready   atomic.Bool
 
-	closeOnce sync.Once
-	closing   chan struct{} // closed by CloseStreams
+	closing context.Context // ends with CloseStreams
+	close   context.CancelFunc
 }
 
 // New returns the API. Register makes it reachable.
@@ -67,12 +69,14 @@ func New(cfg Config) *Control {
 	if cfg.Sealed == nil {
 		cfg.Sealed = func(string, string) {}
 	}
-	return &Control{cfg: cfg, started: time.Now(), closing: make(chan struct{})}
+	c := &Control{cfg: cfg, started: time.Now()}
+	c.closing, c.close = context.WithCancel(context.Background())
+	return c
 }
 
 // CloseStreams ends the streams that follow something, and later ones as soon as
 // they have sent what there was (G1). It may be called twice.
-func (c *Control) CloseStreams() { c.closeOnce.Do(func() { close(c.closing) }) }
+func (c *Control) CloseStreams() { c.close() }
 
 // SetReady says whether /readyz answers 200.
 func (c *Control) SetReady(ready bool) { c.ready.Store(ready) }
@@ -105,6 +109,7 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("GET /api/v1/turns/{turn}", c.turn)
 	f.Handle("GET /api/v1/export", c.export)
 	f.Handle("POST /api/v1/export", c.export)
+	c.registerObservation(f)
 	f.DrainExempt("GET /api/v1/status", "GET /api/v1/connections", "GET /api/v1/sessions")
 }
 

@@ -57,7 +57,7 @@ func (c *Control) stream(w http.ResponseWriter, r *http.Request, send func(out *
 			out.Comment("keep-alive")
 		case <-r.Context().Done():
 			return
-		case <-c.closing:
+		case <-c.closing.Done():
 			return
 		}
 	}

@@ -108,7 +108,7 @@ func (c *Control) write(w http.ResponseWriter, r *http.Request, x *trace.Export)
 	go func() { // joined below
 		defer close(joined)
 		select {
-		case <-c.closing:
+		case <-c.closing.Done():
 			cancel(errClosing)
 			_ = conn.SetWriteDeadline(time.Now()) // a write that waits for its reader waits no more
 		case <-done:

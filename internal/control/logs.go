@@ -102,7 +102,7 @@ func (c *Control) follow(w http.ResponseWriter, r *http.Request, name string, li
 		case <-look.C:
 		case <-r.Context().Done():
 			return
-		case <-c.closing:
+		case <-c.closing.Done():
 			return
 		}
 	}

@@ -155,6 +155,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s.recorder = recorder.New(recorder.Config{Models: models, MaxBody: cfg.LLM.MaxBody, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.control = control.New(control.Config{
 		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Sessions: sessions, Processes: processes, Events: events,
+		Metrics: gather(processes, shared, sessions, s.gateway, s.relay, events),
 		Version: o.Version, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
 

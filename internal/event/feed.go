@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -17,7 +18,8 @@ const kept = 1024
 // many he has missed. Its methods may be called at any time, on a nil Feed too, which
 // keeps nothing.
 type Feed struct {
-	run string // tells the marks of this feed from those of an earlier daemon's; constant
+	run     string        // tells the marks of this feed from those of an earlier daemon's; constant
+	dropped atomic.Uint64 // events that a follower did not get
 
 	mu   sync.Mutex
 	ring []Event       // event n is at (n-1)%kept
@@ -72,6 +74,7 @@ func (f *Feed) After(id uint64) (events []Event, lost uint64, more <-chan struct
 	defer f.mu.Unlock()
 	if id+kept < f.last {
 		lost = f.last - kept - id
+		f.dropped.Add(lost)
 		id += lost
 	}
 	for ; id < f.last; id++ {

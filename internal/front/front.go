@@ -160,6 +160,9 @@ func (f *Front) Configure(cfg Config) error {
 	return nil
 }
 
+// Beyond reports whether others than this machine's programs reach the listener.
+func (f *Front) Beyond() bool { return f.beyond }
+
 // Handle adds a route for authenticated callers. pattern is one of net/http's
 // ServeMux; a conflict with an earlier one panics.
 func (f *Front) Handle(pattern string, h HandlerFunc) {

@@ -54,6 +54,7 @@ func (x *exchange) Note(p mux.Pieces) {
 	}
 	x.mu.Unlock()
 	if full {
+		x.g.metrics.cut.Inc()
 		x.g.cfg.Log.Warn("a client reads too slowly; its stream was closed", "method", x.call.frame.Method)
 		x.me.stop()
 	}

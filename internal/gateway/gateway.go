@@ -38,6 +38,7 @@ type Config struct {
 // standing ones before a shutdown.
 type Gateway struct {
 	cfg      Config
+	metrics  metrics
 	queued   atomic.Int64 // bytes in all queues (H4)
 	patience patience     // with the answers to POSTs, until they begin
 
@@ -60,7 +61,7 @@ func New(cfg Config) *Gateway {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Gateway{cfg: cfg, patience: patience{limit: cfg.KeepAlive}, readers: map[*reader]struct{}{}}
+	return &Gateway{cfg: cfg, metrics: newMetrics(), patience: patience{limit: cfg.KeepAlive}, readers: map[*reader]struct{}{}}
 }
 
 // Register adds the routes. While the front drains, clients may still end
@@ -207,6 +208,7 @@ func (g *Gateway) post(w http.ResponseWriter, r *http.Request, caller front.Call
 		fail(w, http.StatusUnsupportedMediaType, nil, fault.New(fault.BadRequest, "the Content-Type must be application/json"))
 		return
 	}
+	g.metrics.posts.Inc()
 	body, err := front.ReadBody(w, r, g.cfg.MaxBody)
 	if err != nil {
 		fail(w, 0, nil, err)

@@ -160,6 +160,7 @@ func (l *line) read() {
 
 // take handles one line of text, and reports whether its caller is to read on.
 func (l *line) take(raw []byte) bool {
+	l.rl.g.metrics.frames.Inc()
 	raws, _, err := wire.SplitBatch(raw)
 	if err != nil {
 		l.malformed(err)
@@ -433,6 +434,7 @@ func (l *line) fitLocked(n int) {
 			i++
 			continue
 		}
+		l.rl.g.metrics.dropped.Inc()
 		l.count(-l.queue[i].p.Len())
 		l.queue = slices.Delete(l.queue, i, i+1)
 		if !l.dropped {

@@ -113,6 +113,7 @@ func (s *stream) put(p mux.Pieces, answer bool) {
 	s.mu.Unlock()
 	s.signal()
 	if slow {
+		s.t.g.metrics.cut.Inc()
 		s.t.g.cfg.Log.Warn("a client reads too slowly; its stream was closed", "client", s.t.id)
 	}
 	if parked && !s.t.scheduleExpiry() {
@@ -178,6 +179,7 @@ func (s *stream) dropNotesLocked(must func() bool) {
 			i++
 			continue
 		}
+		s.t.g.metrics.dropped.Inc()
 		s.countLocked(-s.queue[i].p.Len())
 		s.queue = slices.Delete(s.queue, i, i+1)
 	}

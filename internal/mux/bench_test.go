@@ -39,7 +39,7 @@ func BenchmarkCall(b *testing.B) {
 			answer := []byte(`{"jsonrpc":"2.0","result":{"text":"` + text + `"},"id":`)
 			start := len(answer)
 
-			m := New(Config{Post: func([]byte) {}})
+			m := New(Config{Post: func([]byte) {}, Server: "echo", Metrics: NewMetrics()})
 			var p silent
 			var out discard
 			b.SetBytes(int64(2 * size))

@@ -38,6 +38,7 @@ type Call struct {
 	// Guarded by m.mu.
 	peer    Peer   // nil for roundhouse's own calls, and when its client has left it
 	out     Outlet // nobody when its client has left it
+	turn    int64  // Unix nanoseconds of a client's call's turn; 0 before it
 	waiting bool
 	ended   bool
 	notice  []byte // tells the server that nobody waits for it; constant once course is stopped
@@ -152,10 +153,10 @@ func (c *Call) stop(answer Pieces, left bool, notice func(id []byte) []byte) boo
 	switch {
 	case left && m.releaseLocked(c):
 	case c.waiting:
-		m.endLocked(c, false)
+		m.endLocked(c, endCancelled)
 	default:
 		m.cancelLocked(c, notice(strconv.AppendUint(nil, c.id, 10)))
-		m.endLocked(c, false)
+		m.endLocked(c, endCancelled)
 	}
 	m.unlock()
 	out.Done(answer)
@@ -169,7 +170,7 @@ func (m *Mux) releaseLocked(c *Call) bool {
 	if c.after == nil || c.waiting {
 		return false
 	}
-	m.finishLocked(c)
+	m.finishLocked(c, endCancelled, time.Now().UnixNano())
 	c.peer, c.out = nil, nobody{}
 	m.admitLocked()
 	return true

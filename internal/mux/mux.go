@@ -125,6 +125,8 @@ type Config struct {
 	Changed func(List)
 	// Log takes a log message (a whole notification) that no client owns. nil drops it.
 	Log func([]byte)
+	// Metrics counts the clients' calls; nil counts nothing.
+	Metrics *Metrics
 	// Roots answers roots/list outside any call with a result; nil gives no roots.
 	Roots func() []byte
 }
@@ -132,7 +134,8 @@ type Config struct {
 // Mux multiplexes one connection. Its methods may be called at any time; Receive
 // must be called by one goroutine.
 type Mux struct {
-	cfg Config // constant after New
+	cfg    Config  // constant after New
+	counts *counts // likewise; nil counts nothing
 
 	lastCall atomic.Int64 // Unix nanoseconds at which a client's call last began or ended
 	strays   atomic.Int64 // answers and progress for no call in flight
@@ -175,6 +178,7 @@ func New(cfg Config) *Mux {
 	}
 	m := &Mux{
 		cfg:     cfg,
+		counts:  cfg.Metrics.of(cfg.Server),
 		calls:   map[uint64]*Call{},
 		members: map[Peer]*member{},
 		serial:  cfg.Policy == Serialize,
@@ -287,21 +291,22 @@ func (m *Mux) sendOwn(message *upstream.Message) error {
 }
 
 // endLocked takes c out of every table and lets the next ones start.
-func (m *Mux) endLocked(c *Call, ok bool) {
+func (m *Mux) endLocked(c *Call, how ending) {
 	c.ended = true
 	c.course.CompareAndSwap(begun, stopped)
 	delete(m.calls, c.id)
 	if c.peer != nil {
-		m.lastCall.Store(time.Now().UnixNano())
+		now := time.Now().UnixNano()
+		m.lastCall.Store(now)
 		if c.waiting {
 			m.unqueueLocked(c)
 		} else {
-			m.finishLocked(c)
+			m.finishLocked(c, how, now)
 		}
 	}
 	m.admitLocked()
 	if c.after != nil {
-		c.after(ok)
+		c.after(how == endResult)
 	}
 }
 
@@ -331,7 +336,7 @@ func (m *Mux) Lose(err *fault.Error) {
 		ds = append(ds, delivery{c.out, c.id0, m.lostErrorLocked(c.Message.Sent())})
 	}
 	for _, c := range m.calls {
-		m.endLocked(c, false)
+		m.endLocked(c, endLost)
 	}
 	asks := m.asks
 	m.asks = map[string]*Ask{}
@@ -352,7 +357,7 @@ func (m *Mux) Leave(p Peer, err *fault.Error) {
 	for _, c := range slices.Clone(m.queue) { // before its live calls, whose end might admit them
 		if c.peer == p {
 			ds = append(ds, delivery{c.out, c.id0, err})
-			m.endLocked(c, false)
+			m.endLocked(c, endCancelled)
 		}
 	}
 	if mem := m.members[p]; mem != nil {
@@ -360,7 +365,7 @@ func (m *Mux) Leave(p Peer, err *fault.Error) {
 			ds = append(ds, delivery{c.out, c.id0, err})
 			if !m.releaseLocked(c) {
 				m.cancelLocked(c, cancelFrame(strconv.AppendUint(nil, c.id, 10), "the client left"))
-				m.endLocked(c, false)
+				m.endLocked(c, endCancelled)
 			}
 		}
 	}

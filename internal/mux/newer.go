@@ -157,7 +157,7 @@ func (m *Mux) unlistenLocked(uri string) {
 	if c := l.call; c != nil && !c.ended {
 		m.cancelLocked(c, cancelFrame(strconv.AppendUint(nil, c.id, 10), ""))
 		l.call = nil
-		m.endLocked(c, false)
+		m.endLocked(c, endCancelled)
 	}
 }
 
@@ -248,7 +248,7 @@ func (m *Mux) acknowledged(f wire.Frame, call []byte) {
 		l.call = nil
 		delete(m.newer.uris, l.uri)
 		m.cancelLocked(c, cancelFrame(strconv.AppendUint(nil, c.id, 10), ""))
-		m.endLocked(c, false)
+		m.endLocked(c, endCancelled)
 	}
 	due := s.due
 	m.unlock()
@@ -382,7 +382,7 @@ func (m *Mux) endListen(id []byte) {
 		m.mu.Unlock()
 		return
 	}
-	m.endLocked(c, false)
+	m.endLocked(c, endCancelled)
 	m.unlock()
 	c.out.Done(Pieces{})
 }

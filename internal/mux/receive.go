@@ -39,7 +39,7 @@ func (m *Mux) Refuse(call []byte, err *fault.Error) {
 		m.strays.Add(1)
 		return
 	}
-	m.endLocked(c, false)
+	m.endLocked(c, endRefused)
 	m.unlock()
 	deliver([]delivery{{c.out, c.id0, err}})
 }
@@ -98,7 +98,11 @@ func (m *Mux) answer(f wire.Frame) {
 		m.strays.Add(1)
 		return
 	}
-	m.endLocked(c, f.ResultSpan.Present())
+	how := endError
+	if f.ResultSpan.Present() {
+		how = endResult
+	}
+	m.endLocked(c, how)
 	m.unlock()
 	c.out.Done(Replace(f.Raw, f.IDSpan, c.id0))
 }

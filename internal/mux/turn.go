@@ -21,10 +21,12 @@ func (m *Mux) startLocked(c *Call) {
 	mem := m.memberLocked(c.peer)
 	mem.live = append(mem.live, c)
 	m.busy++
-	m.lastCall.Store(time.Now().UnixNano())
+	c.turn = time.Now().UnixNano()
+	m.lastCall.Store(c.turn)
 }
 
-func (m *Mux) finishLocked(c *Call) {
+func (m *Mux) finishLocked(c *Call, how ending, now int64) {
+	m.counts.ended(how, time.Duration(now-c.turn))
 	mem := m.members[c.peer]
 	mem.live = slices.DeleteFunc(mem.live, func(x *Call) bool { return x == c })
 	m.busy--

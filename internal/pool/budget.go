@@ -150,6 +150,7 @@ func (p *Pool) excessLocked(server *config.Server) *excess {
 
 // refuseLocked makes the error of a server that is over the budget (B2), and notes it.
 func (p *Pool) refuseLocked(server string, x *excess) *fault.Error {
+	p.metrics.refusals.WithLabelValues(server, refusedBudget).Inc()
 	r := p.budget.refused[server]
 	r.Server, r.Count, r.At = server, r.Count+1, time.Now()
 	r.Reason = fmt.Sprintf("all %d of pool.budget.%s are held", x.most, x.limit)

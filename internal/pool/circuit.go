@@ -135,6 +135,7 @@ func (p *Pool) refusalLocked(name, identity string, owner *Holder) error {
 	if k == nil || k.state(p.cfg.Circuit, now) != circuitOpen {
 		return nil
 	}
+	p.metrics.refusals.WithLabelValues(name, refusedCircuit).Inc()
 	wait := k.opened.Add(p.cfg.Circuit.Wait).Sub(now)
 	err := fault.New(fault.CircuitOpen, "server %q keeps failing and is not started again for %s; \"roundhouse restart\" tries at once; its last failure: %s",
 		name, wait.Round(time.Second), strings.TrimSuffix(k.last.Message, "; the next call starts it anew"))

@@ -108,6 +108,7 @@ type dialed struct {
 	sole         bool
 	before       [kinds]*Listing // what the generation before listed
 	dial         Dialer
+	metrics      *mux.Metrics
 	begun        func(*connection) // the link is there, and not yet open
 	clientInfo   json.RawMessage
 	lost         func(*connection) // the link ended, by itself or by abort
@@ -129,6 +130,7 @@ func open(ctx context.Context, d dialed) (*connection, error) {
 		Server:     d.server.Name,
 		Generation: d.generation,
 		Policy:     policyOf(d.server),
+		Metrics:    d.metrics,
 		Sole:       d.sole,
 		Post:       func(b []byte) { link.Post(upstream.NewMessage(b)) },
 		Send:       link.Post,

@@ -33,6 +33,7 @@ func (p *Pool) setLocked(e *entry, s State) {
 
 // announceLocked publishes that an entry is about to change to the state s.
 func (p *Pool) announceLocked(e *entry, s State) {
+	p.countRecoveryLocked(e, s)
 	x := event.Event{}
 	switch s {
 	case Active:
@@ -57,6 +58,22 @@ func (p *Pool) announceLocked(e *entry, s State) {
 		x.Kind, x.Reason = event.ConnectionClosed, e.err.Error()
 	}
 	p.publishLocked(e, x)
+}
+
+// countRecoveryLocked counts the end of a recovery that is no restart, when the entry is
+// about to change to the state s.
+func (p *Pool) countRecoveryLocked(e *entry, s State) {
+	if e.state != Recovering || !e.restart.IsZero() {
+		return
+	}
+	outcome := outcomeUnwanted
+	switch {
+	case s == Active:
+		outcome = outcomeOK
+	case s == Failed && e.heldLocked():
+		outcome = outcomeFailed
+	}
+	p.metrics.recoveries.WithLabelValues(e.name, outcome).Inc()
 }
 
 // publishLocked publishes what happens to an entry, in the order of its news.
@@ -155,6 +172,7 @@ func (p *Pool) dialLocked(e *entry) {
 		d := dialed{
 			server: e.server, generation: generation, capabilities: e.capabilities, workspace: e.workspace, tongue: tongue, sole: e.owner != nil,
 			before: before, dial: p.cfg.Dial, clientInfo: p.clientInfo,
+			metrics: p.metrics.calls,
 			begun:   func(c *connection) { p.begun(e, c) },
 			lost:    func(c *connection) { p.lost(e, c) },
 			changed: func(c *connection, k Kind) { p.listChanged(e, c, k) },
@@ -187,15 +205,18 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		delete(p.dials, e)
 	}
 	delete(p.opening, c)
+	dialed := func(outcome string) { p.metrics.dials.WithLabelValues(e.name, outcome).Inc() }
 	if e.state.terminal() || e.generation != generation {
 		if c != nil {
 			p.dieLocked(e, c)
 		}
+		dialed(outcomeUnwanted)
 		p.rearmLocked()
 		return false
 	}
 	e.err = err
 	if err != nil {
+		dialed(outcomeFailed)
 		p.learnFromLocked(e, nil, err)
 		if c != nil {
 			p.dieLocked(e, c)
@@ -214,6 +235,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		return false
 	}
 	if !p.learnFromLocked(e, c, nil) {
+		dialed(outcomeUnwanted)
 		p.dieLocked(e, c)
 		e.err = errMoved
 		close(e.ready)
@@ -221,6 +243,7 @@ func (p *Pool) dialEnded(e *entry, generation uint64, c *connection, err error) 
 		p.removeLocked(e)
 		return false
 	}
+	dialed(outcomeOK)
 	renewed := e.state == Recovering
 	before := e.before
 	close(e.ready)
@@ -281,6 +304,7 @@ func (p *Pool) lost(e *entry, c *connection) {
 }
 
 func (p *Pool) lostLocked(e *entry, c *connection) {
+	p.metrics.losses.WithLabelValues(e.name).Inc()
 	e.conn.Store(nil)
 	e.err = c.lossForLate()
 	generation := e.generation

@@ -58,6 +58,7 @@ type Pool struct {
 	cfg        Config
 	key        []byte // of fingerprints; never leaves the process (K4)
 	clientInfo json.RawMessage
+	metrics    metrics
 	hurry      context.Context // ends when connections are to be closed without waiting
 	hurryNow   context.CancelCauseFunc
 
@@ -95,7 +96,7 @@ func New(cfg Config) *Pool {
 	if err != nil {
 		panic(err) // two strings
 	}
-	p := &Pool{cfg: cfg, key: key, clientInfo: info,
+	p := &Pool{cfg: cfg, key: key, clientInfo: info, metrics: newMetrics(),
 		entries: map[string]*entry{}, dying: map[*connection]*entry{}, opening: map[*connection]*entry{}, dials: map[*entry]int{}, next: map[string]int{},
 		circuits: map[string]*circuit{}, verdicts: map[string]verdict{}, pardons: map[string]uint64{},
 		budget: budget{refused: map[string]Refusal{}, warned: map[limit]bool{}}}

@@ -50,10 +50,17 @@ func (p *Pool) restart(ctx context.Context, name string, chosen func(*entry) boo
 	results := make([]Restarted, 0, len(jobs))
 	for _, j := range jobs {
 		if j.skipped != "" {
+			p.metrics.restarts.WithLabelValues(name, outcomeSkipped).Inc()
 			results = append(results, Restarted{ID: p.idOf(j.entry), Index: j.entry.index, Skipped: true, Reason: j.skipped, Generation: j.generation})
 			continue
 		}
-		results = append(results, p.restarted(ctx, j.entry, begun))
+		r := p.restarted(ctx, j.entry, begun)
+		outcome := outcomeFailed
+		if r.OK {
+			outcome = outcomeOK
+		}
+		p.metrics.restarts.WithLabelValues(name, outcome).Inc()
+		results = append(results, r)
 	}
 	return results
 }

@@ -55,6 +55,7 @@ type Manager struct {
 	log        *slog.Logger
 	journal    *journal // nil without a state directory
 	swept      []string
+	metrics    metrics
 
 	// Guarded by mu.
 	mu     sync.Mutex
@@ -75,7 +76,7 @@ func NewManager(c Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{executable: executable, log: c.Log, live: map[*Process]bool{}}
+	m := &Manager{executable: executable, log: c.Log, metrics: newMetrics(), live: map[*Process]bool{}}
 	if c.StateDir == "" {
 		return m, nil
 	}
@@ -196,8 +197,10 @@ func (s *Spec) launch(marker string) (launch, error) {
 func (m *Manager) Start(ctx context.Context, s Spec) (*Process, error) {
 	p, err := m.start(ctx, s)
 	if err != nil {
+		m.metrics.starts.WithLabelValues("failed").Inc()
 		return nil, fmt.Errorf("start server %q: %w", s.Server, err)
 	}
+	m.metrics.starts.WithLabelValues("ok").Inc()
 	m.log.Debug("server process started", "server", s.Server, "pid", p.PID())
 	return p, nil
 }

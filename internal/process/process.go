@@ -130,6 +130,7 @@ func (p *Process) end() Report {
 		Found: o.found, Signalled: o.signalled, Alive: o.alive, Stage: o.stage,
 		Exit: p.ExitStatus(), Err: o.err, Duration: time.Since(begin),
 	}
+	p.m.metrics.ends.WithLabelValues(r.Stage).Inc()
 	if r.Alive > 0 && r.Err == nil {
 		r.Err = fmt.Errorf("close server %q: %d processes outlived KILL", p.server, r.Alive)
 	}
