@@ -20,6 +20,15 @@ func TestParseStatCountsFieldsAfterTheCommandName(t *testing.T) {
 	if p != want {
 		t.Errorf("%+v, want %+v", p, want)
 	}
+	for state, ended := range map[string]bool{" Z 7": true, " R 7": false} {
+		p, err := parseStat([]byte(strings.Replace(strings.Replace(line, " S 7", state, 1), " 0 8 0 ", " 0 1 0 ", 1)))
+		if err != nil || p.ended != ended {
+			t.Errorf("%s: %+v, %v", state, p, err)
+		}
+	}
+	if p, err := parseStat([]byte(strings.Replace(line, " S 7", " Z 7", 1))); err != nil || p.ended {
+		t.Errorf("one that has threads: %+v, %v", p, err)
+	}
 	for _, bad := range []string{"", "42 (x", "x (y) S 1 2", "42 (x) S 1 2 3", ") ("} {
 		if _, err := parseStat([]byte(bad)); err == nil {
 			t.Errorf("%q: no error", bad)
@@ -63,6 +72,11 @@ func TestDescendantsAreFoundAndEnded(t *testing.T) {
 	_ = cmd.Wait() // It reports the kill.
 	if err := endAll(below); err == nil || !strings.Contains(err.Error(), "outlived its parent") {
 		t.Errorf("endAll: %v", err)
+	}
+	for _, p := range below {
+		for deadline := time.Now().Add(30 * time.Second); p.alive() && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
 	}
 	if err := endAll(below); err != nil {
 		t.Errorf("endAll of ended processes: %v", err)

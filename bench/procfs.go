@@ -18,6 +18,7 @@ type process struct {
 	started     uint64        // in ticks since boot; with pid it identifies the process
 	cpu         time.Duration // user and system, in whole ticks
 	resident    int64         // bytes, pages shared with other processes included
+	ended       bool          // and nobody has waited for it yet
 }
 
 // readProcess reads process pid. The error is fs.ErrNotExist if there is none.
@@ -54,6 +55,8 @@ func parseStat(text []byte) (process, error) {
 		started:  number(22),
 		cpu:      time.Duration(number(14)+number(15)) * tick,
 		resident: int64(number(24)) * int64(os.Getpagesize()),
+		// One whose first thread has ended counts as a zombie while others run on.
+		ended: string(fields[0]) == "Z" && number(20) < 2,
 	}
 	if err != nil {
 		return bad()
@@ -112,7 +115,7 @@ func endAll(processes []process) error {
 // alive reports whether the very process p still runs.
 func (p process) alive() bool {
 	now, err := readProcess(p.pid)
-	return err == nil && now.started == p.started
+	return err == nil && now.started == p.started && !now.ended
 }
 
 // machineBusy returns the CPU time that all processors have spent working since boot.

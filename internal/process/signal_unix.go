@@ -5,6 +5,7 @@ package process
 import (
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -49,24 +50,38 @@ func signalEntry(e entry, sig syscall.Signal) error {
 		return err
 	}
 	defer p.Release()
-	if now, err := readEntry(e.pid); err != nil || now.start != e.start || now.zombie {
+	if hasEnded(e) {
 		return os.ErrProcessDone
 	}
 	return p.Signal(sig)
 }
 
+// hasEnded reports whether a process of a snapshot is no more.
+func hasEnded(e entry) bool {
+	now, err := readEntry(e.pid)
+	return err != nil || now.start != e.start || now.zombie
+}
+
 // finish ends processes that are not our children: TERM, then KILL until find
 // returns none or kill has passed. TERM is left out if term is less than 1, and
-// its wait is over when hurry is closed. What find returned last counts as alive.
+// its wait is over when hurry is closed. What find has returned counts as alive until it
+// has ended, also if find no longer does: a process on its way out has no environment any
+// more, and has not yet let go of its files.
 func finish(find func() ([]entry, error), hurry <-chan struct{}, term, kill time.Duration) outcome {
 	o := outcome{stage: "eof"}
 	var count tally
+	var known []entry // what find has returned and has not ended
 	// until is one step of the ladder; it reports whether nothing is left.
 	until := func(stage string, sig syscall.Signal, wait time.Duration, hurry <-chan struct{}) bool {
 		deadline := time.Now().Add(wait)
 		for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 			var list []entry
 			list, o.err = find()
+			known = slices.DeleteFunc(known, func(e entry) bool {
+				return hasEnded(e) || slices.ContainsFunc(list, func(now entry) bool { return now.identity() == e.identity() })
+			})
+			list = append(list, known...)
+			known = list
 			o.alive = len(list)
 			if o.alive == 0 && o.err == nil {
 				return true
@@ -77,7 +92,7 @@ func finish(find func() ([]entry, error), hurry <-chan struct{}, term, kill time
 			o.stage = stage
 			for _, e := range list {
 				// A second TERM may mean something else to a process than the first.
-				if _, known := count.seen[e.identity()]; sig == syscall.SIGKILL || !known {
+				if _, told := count.seen[e.identity()]; sig == syscall.SIGKILL || !told {
 					count.send(e, sig)
 				}
 			}

@@ -4,9 +4,11 @@ package process
 
 import (
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // P3: a walk of a table ends at cycles and limits, and skips the dead.
@@ -117,4 +119,42 @@ func FuzzParseRecords(f *testing.F) {
 			}
 		}
 	})
+}
+
+// P1, P2: what was found once counts until it has ended, also when nothing tells any more
+// whose it is, as of a process on its way out.
+func TestWhatIsFoundOnceIsSeenToItsEnd(t *testing.T) {
+	cmd := exec.Command("sh", "-c", `trap "" TERM; echo; while :; do sleep 600; done`)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // its sleep, too
+		_ = cmd.Wait()                                      // it was killed
+	}()
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	e, err := readEntry(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := 0
+	o := finish(func() ([]entry, error) {
+		if looks++; looks == 1 {
+			return []entry{e}, nil
+		}
+		return nil, nil
+	}, nil, 10*time.Millisecond, time.Minute)
+	if o.stage != "kill" || o.found != 1 || o.alive != 0 || o.err != nil {
+		t.Errorf("%+v", o)
+	}
+	if !hasEnded(e) {
+		t.Error("it lives")
+	}
 }

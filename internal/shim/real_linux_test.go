@@ -182,10 +182,12 @@ func (m *machine) kill(s syscall.Signal) {
 	m.eventually("the daemon is gone", func() bool { return syscall.Kill(pid, 0) != nil || m.zombie(pid) })
 }
 
-// zombie reports whether a process has ended and nobody has waited for it.
+// zombie reports whether a process has ended and nobody has waited for it. One whose
+// first thread has ended counts as a zombie while others still hold its sockets open.
 func (m *machine) zombie(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err != nil || bytes.Contains(b, []byte(") Z "))
+	threads, threadsErr := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return err != nil || threadsErr != nil || bytes.Contains(b, []byte(") Z ")) && len(threads) < 2
 }
 
 func (m *machine) eventually(what string, ok func() bool) {
