@@ -177,7 +177,7 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 					startDaemon(ts, nil, "sh", "-c", "exec "+strings.ReplaceAll(line, ":7420", ":0")).stop(ts)
 					continue
 				}
-				if strings.Contains(line, " -f ") {
+				if strings.Contains(line, " -f ") || cmd.Name() == "events" {
 					w := start(ts, nil, "sh", "-c", "exec "+line)
 					w.sees(ts, regexp.MustCompile("."))
 					ts.Check(w.cmd.Process.Signal(os.Interrupt))

@@ -92,6 +92,7 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("GET /api/v1/servers", c.servers)
 	f.Handle("GET /api/v1/servers/{name}", c.server)
 	f.Handle("POST /api/v1/servers/{name}/restart", c.restartServer)
+	f.Handle("GET /workspace/mcp", c.workspace)
 	f.Handle("POST /workspace/mcp/{name}/restart", c.restartWorkspace)
 	f.Handle("GET /api/v1/servers/{name}/logs", c.logs)
 	f.Handle("GET /api/v1/connections", c.connections)

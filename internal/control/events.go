@@ -22,11 +22,19 @@ func (c *Control) events(w http.ResponseWriter, r *http.Request, caller front.Ca
 }
 
 // stream calls send for what happens from now on, or after the event that Last-Event-ID
-// names, until the caller leaves or CloseStreams is called. What is missing is told as
+// names, or with ?past=true for what is kept and then goes on, until the caller leaves or CloseStreams is called. What is missing is told as
 // event.EventsLost.
 func (c *Control) stream(w http.ResponseWriter, r *http.Request, send func(out *sse.Writer, mark string, e event.Event)) {
+	past, err := flag(r, "past")
+	if err != nil {
+		front.WriteError(w, err)
+		return
+	}
 	feed := c.cfg.Events
 	after := feed.Last()
+	if past {
+		after = 0
+	}
 	out := sse.NewWriter(w, c.cfg.WriteDeadline)
 	if mark := r.Header.Get("Last-Event-ID"); mark != "" {
 		var ok bool

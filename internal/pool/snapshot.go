@@ -8,42 +8,44 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
 	"roundhouse/internal/process"
 )
 
 // Info describes an entry at one moment.
 type Info struct {
-	ID          string     `json:"id"`
-	Server      string     `json:"server"`
-	EntryIndex  int        `json:"entryIndex"`
-	State       State      `json:"state"`
-	Dying       bool       `json:"dying,omitempty"` // ended, but its processes may still live
-	Since       time.Time  `json:"since"`           // when it came into its state, or began to die
-	DueAt       *time.Time `json:"dueAt,omitempty"` // when that ends: a drain, the wait for an attempt, the time a failure is shown
-	Why         string     `json:"why"`             // why it is still there, for people
-	Sharing     string     `json:"sharing"`         // shared, session or exclusive
-	Generation  uint64     `json:"generation"`
-	Refs        int        `json:"refs"`
-	Sessions    []string   `json:"sessions"`
-	Waiters     int        `json:"waiters,omitempty"` // requests that wait for the connection
-	InFlight    int        `json:"inFlight"`
-	PID         int        `json:"pid,omitempty"`
-	Descendants int        `json:"descendants,omitempty"` // live processes of the server beside PID
-	Processes   []Process  `json:"processes,omitempty"`   // those that live, parents before children
-	StartedAt   *time.Time `json:"startedAt,omitempty"`
-	UptimeMs    int64      `json:"uptimeMs,omitempty"`
-	LastError   string     `json:"lastError,omitempty"`
-	Exit        string     `json:"exit,omitempty"`
-	LastOutput  []string   `json:"lastOutput,omitempty"` // of one that failed or recovers: its last lines beside the protocol
-	Circuit     *Circuit   `json:"circuit,omitempty"`    // of a server that failed lately
-	Noise       int64      `json:"noise"`
-	Strays      int64      `json:"strays"`
-	Serial      bool       `json:"serial,omitempty"` // runs one client's calls at a time
-	Protocol    string     `json:"protocolVersion,omitempty"`
-	Tools       int        `json:"tools"`
-	Prompts     int        `json:"prompts"`
-	Resources   int        `json:"resources"`
-	Templates   int        `json:"resourceTemplates"`
+	ID          string       `json:"id"`
+	Server      string       `json:"server"`
+	EntryIndex  int          `json:"entryIndex"`
+	State       State        `json:"state"`
+	Dying       bool         `json:"dying,omitempty"` // ended, but its processes may still live
+	Since       time.Time    `json:"since"`           // when it came into its state, or began to die
+	DueAt       *time.Time   `json:"dueAt,omitempty"` // when that ends: a drain, the wait for an attempt, the time a failure is shown
+	Why         string       `json:"why"`             // why it is still there, for people
+	Sharing     string       `json:"sharing"`         // shared, session or exclusive
+	Generation  uint64       `json:"generation"`
+	Refs        int          `json:"refs"`
+	Sessions    []string     `json:"sessions"`
+	Waiters     int          `json:"waiters,omitempty"` // requests that wait for the connection
+	InFlight    int          `json:"inFlight"`
+	PID         int          `json:"pid,omitempty"`
+	Descendants int          `json:"descendants,omitempty"` // live processes of the server beside PID
+	Processes   []Process    `json:"processes,omitempty"`   // those that live, parents before children
+	StartedAt   *time.Time   `json:"startedAt,omitempty"`
+	UptimeMs    int64        `json:"uptimeMs,omitempty"`
+	LastError   string       `json:"lastError,omitempty"`
+	LastReason  fault.Reason `json:"lastReason,omitempty"` // of LastError
+	Exit        string       `json:"exit,omitempty"`
+	LastOutput  []string     `json:"lastOutput,omitempty"` // of one that failed or recovers: its last lines beside the protocol
+	Circuit     *Circuit     `json:"circuit,omitempty"`    // of a server that failed lately
+	Noise       int64        `json:"noise"`
+	Strays      int64        `json:"strays"`
+	Serial      bool         `json:"serial,omitempty"` // runs one client's calls at a time
+	Protocol    string       `json:"protocolVersion,omitempty"`
+	Tools       int          `json:"tools"`
+	Prompts     int          `json:"prompts"`
+	Resources   int          `json:"resources"`
+	Templates   int          `json:"resourceTemplates"`
 }
 
 // Process is one live process of a connection.
@@ -153,7 +155,7 @@ func (p *Pool) infoLocked(e *entry) Info {
 		i.DueAt = new(e.due)
 	}
 	if e.err != nil && (e.state == Failed || e.state == Recovering) {
-		i.LastError = e.err.Error()
+		i.LastError, i.LastReason = e.err.Error(), fault.Of(e.err).Reason
 		i.LastOutput = e.output[max(0, len(e.output)-quotedOutput):]
 	}
 	i.Circuit = p.circuitLocked(e.identity, e.owner, e.name).describe(p.cfg.Circuit, time.Now())

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os/signal"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"roundhouse/internal/event"
+	"roundhouse/internal/sse"
+)
+
+func eventsCommand() *cobra.Command {
+	var asJSON, past bool
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show what happens, while it happens",
+		Long: `Events prints a line for each thing that happens in the daemon from now on, until it
+is interrupted: connections that open, drain, recover or fail, sessions that begin and
+end, servers that the budget refuses, and new configurations. Callers without admin
+rights see what concerns their own sessions. With --past it begins with what has
+happened lately, as far as the daemon keeps it.
+
+With --json each line is a line of JSON.`,
+		Example: "  roundhouse events --past\n  roundhouse events --past --json",
+		Args:    arguments(0, 0, "no arguments"),
+	}
+	a := remote(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&past, "past", false, "begin with what has happened lately")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), endSignals...)
+		defer stop()
+		err := a.events(ctx, cmd.OutOrStdout(), past, asJSON)
+		if ctx.Err() != nil {
+			return nil // told to stop, which is how it ends
+		}
+		return err
+	}
+	return cmd
+}
+
+// events prints what happens until ctx or the daemon ends.
+func (a *api) events(ctx context.Context, w io.Writer, past, asJSON bool) error {
+	res, err := a.do(ctx, http.MethodGet, "/api/v1/events?past="+strconv.FormatBool(past), nil, nil)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return apiError(res)
+	}
+	for events := sse.NewReader(res.Body, maxEvent); ; {
+		e, err := events.Next()
+		if errors.Is(err, io.EOF) {
+			return errors.New("the daemon has ended; run the command again when it is back")
+		}
+		if err != nil {
+			return fmt.Errorf("follow the events: %w", err)
+		}
+		if asJSON {
+			err = printJSON(w, e.Data)
+		} else {
+			var x event.Event
+			if err = decode(e.Data, &x); err == nil {
+				_, err = fmt.Fprintln(w, describeEvent(x))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// describeEvent is an event for people, in one line.
+func describeEvent(e event.Event) string {
+	parts := []string{e.Time.Local().Format(time.TimeOnly), strings.ReplaceAll(string(e.Kind), "_", " ")}
+	add := func(format string, args ...any) { parts = append(parts, oneLine(fmt.Sprintf(format, args...))) }
+	if e.EntryIndex != nil {
+		add("%s [%d]", e.Server, *e.EntryIndex)
+	} else if e.Server != "" {
+		add("%s", e.Server)
+	}
+	if e.Session != "" {
+		add("%s (%s)", e.Session, e.Principal)
+	}
+	if e.Turn != "" {
+		add("turn %s: %s", e.Turn, e.Outcome)
+	}
+	for _, list := range []struct {
+		what  string
+		names []string
+	}{{"lists", e.Lists}, {"refused", e.Refused}, {"added", e.Added}, {"changed", e.Changed}, {"removed", e.Removed}} {
+		if len(list.names) > 0 {
+			add("%s: %s", list.what, strings.Join(list.names, ", "))
+		}
+	}
+	if e.DurationMs != nil {
+		add("in %s", time.Duration(*e.DurationMs)*time.Millisecond)
+	}
+	if e.Lost > 0 {
+		add("%s missed", counted(int(e.Lost), "event"))
+	}
+	if e.Reason != "" {
+		add("%s", e.Reason)
+	}
+	return strings.Join(parts, "  ")
+}
