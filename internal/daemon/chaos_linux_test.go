@@ -441,6 +441,10 @@ func (c *chaos) wantNothing() {
 	c.t.Helper()
 	c.config(make([]int, len(chaosServers)), len(chaosServers))
 	c.own("POST", "/api/v1/reload")
+	begun := time.Now()
+	passed := func(what string) {
+		c.t.Logf("%s after %s", what, time.Since(begun).Round(10*time.Millisecond))
+	}
 	var list struct{ Sessions []struct{ ID string } }
 	eventually(c.t, "no session is left", func() bool {
 		if err := json.Unmarshal(c.own("GET", "/api/v1/sessions").body, &list); err != nil {
@@ -451,6 +455,7 @@ func (c *chaos) wantNothing() {
 		}
 		return len(list.Sessions) == 0
 	})
+	passed("no session is left")
 	var connections struct{ Connections []json.RawMessage }
 	defer func() {
 		if c.t.Failed() {
@@ -473,7 +478,9 @@ func (c *chaos) wantNothing() {
 		}
 		return true
 	})
+	passed("no connection is left")
 	eventually(c.t, "no server is left", func() bool { return len(c.leftovers("badserver")) == 0 && len(children(c.t)) == 0 })
+	passed("no server is left")
 	var status struct {
 		Clients, InFlight int
 		Budget            struct{ Held []json.RawMessage }

@@ -79,6 +79,21 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 // attach returns the live attachment, acquiring it if there is none. The acquire is
 // one for all who ask; ctx ends the waiting only.
 func (b *binding) attach(ctx context.Context) (*pool.Attachment, error) {
+	for {
+		att, err := b.join(ctx)
+		switch {
+		case !errors.Is(err, pool.ErrReleased):
+			return att, err
+		case b.s.holding() == nil:
+			return nil, cmp.Or(context.Cause(b.s.ctx), error(errEnded))
+		}
+		// That was still the acquire from before the session's last sleep.
+	}
+}
+
+// join is attach for those who ask while the session stays awake; else its error is
+// pool.ErrReleased.
+func (b *binding) join(ctx context.Context) (*pool.Attachment, error) {
 	b.mu.Lock()
 	if b.att != nil {
 		defer b.mu.Unlock()
@@ -168,6 +183,11 @@ func (b *binding) acquireAs(server *config.Server) (done bool) {
 		att.Release()
 	case err == nil && b.s.holding() != holder: // the session fell asleep meanwhile
 		b.forget(att)
+		b.mu.Lock()
+		if b.att == nil && b.busy == nil {
+			b.err = pool.ErrReleased
+		}
+		b.mu.Unlock()
 	}
 	for _, p := range peers {
 		p.rejoin(att)
@@ -181,7 +201,7 @@ func (b *binding) tryAcquire(server *config.Server) (*pool.Holder, *pool.Attachm
 	}
 	holder := b.s.holding()
 	if holder == nil {
-		return nil, nil, errEnded
+		return nil, nil, pool.ErrReleased
 	}
 	resolved, err := server.Resolve(b.s.workspace)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
 	"roundhouse/internal/wire"
 )
 
@@ -372,6 +373,46 @@ func TestADormantSessionMakesRoomFirst(t *testing.T) {
 		}
 		if _, err := w.m.Client("local", "", idle.ID()); err != nil {
 			t.Error("the idle session made room")
+		}
+	})
+}
+
+// S4, N3: who asks for a connection when the session has just woken up does not get the
+// error of an acquire from before its sleep; when the session has ended he learns why.
+func TestAnAcquireFromBeforeASleepFailsNobodyAfterIt(t *testing.T) {
+	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
+		c := w.client("", "")
+		s := c.Session()
+		b, err := s.bind(c, server("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		attach := func() (*pool.Attachment, error) {
+			busy := make(chan struct{})
+			b.mu.Lock()
+			b.busy = busy
+			b.mu.Unlock()
+			var wg sync.WaitGroup
+			var att *pool.Attachment
+			var err error
+			wg.Go(func() { att, err = b.attach(w.Context()) })
+			synctest.Wait()
+			b.mu.Lock()
+			b.busy, b.err = nil, pool.ErrReleased
+			b.mu.Unlock()
+			close(busy)
+			wg.Wait()
+			return att, err
+		}
+		if att, err := attach(); err != nil || !att.Live() {
+			t.Errorf("while the session is awake: %v", err)
+		}
+		b.rest(errEnded)
+		if err := w.m.End(w.Context(), "local", false, s.ID(), true); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := attach(); !fault.Is(err, fault.UnknownSession) {
+			t.Errorf("when it has ended: %v", err)
 		}
 	})
 }
