@@ -21,7 +21,7 @@ var arrows = map[string][]string{
 	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "pool", "process", "recorder", "session", "socket", "store"},
 
 	// Faces.
-	"internal/control":  {"config", "event", "fault", "front", "pool", "process", "session", "sse", "store", "trace"},
+	"internal/control":  {"config", "event", "fault", "front", "pool", "process", "session", "sse", "store", "trace", "wire"},
 	"internal/gateway":  {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 	"internal/recorder": {"config", "dialect", "fault", "front", "model", "wire"},
 

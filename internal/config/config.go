@@ -5,6 +5,8 @@ package config
 
 import (
 	"encoding/json"
+	"errors"
+	"strings"
 	"time"
 
 	"roundhouse/internal/secret"
@@ -41,7 +43,37 @@ type Auth struct {
 type Token struct {
 	Principal string
 	Token     secret.String
-	Admin     bool // may see and control what belongs to other principals, and restart servers
+	Tools     ToolFilter // what the principal sees and may call; all its tokens have the same
+	Admin     bool       // may see and control what belongs to other principals, and restart servers
+}
+
+// ToolFilter says which tools and prompts of all servers may be seen and used, beside what
+// a server's own entry leaves out (V3). An entry is the name by which the aggregate lists
+// a tool, "server__tool", or "server__*" for all of a server's. The zero value is all.
+type ToolFilter struct {
+	Include []string `json:"include,omitzero"` // nil is all, empty is none; an entry is cut at its first "("
+	Exclude []string `json:"exclude,omitzero"` // whatever Include says
+}
+
+// Filters returns the filters of those principals that have one.
+func (a Auth) Filters() map[string]ToolFilter {
+	filters := map[string]ToolFilter{}
+	for _, t := range a.Tokens {
+		if t.Tools.Include != nil || len(t.Tools.Exclude) > 0 {
+			filters[t.Principal] = t.Tools
+		}
+	}
+	return filters
+}
+
+// CheckTool returns what is wrong with an entry of a ToolFilter, in words that follow it.
+func CheckTool(entry string) error {
+	server, tool, found := strings.Cut(entry, "__")
+	tool, _, _ = strings.Cut(tool, "(")
+	if !found || server == "" || tool == "" || strings.Contains(server, "*") || tool != "*" && strings.Contains(tool, "*") {
+		return errors.New(`must be "server__tool", as tools/list on /mcp has it, or "server__*"`)
+	}
+	return nil
 }
 
 // Sessions is the "sessions" section.

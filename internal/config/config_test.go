@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -398,13 +399,60 @@ func TestToolFilters(t *testing.T) {
 		`{"command": "x", "includeTools": []}`:        {},
 		`{"command": "x", "include_tools": ["a"]}`:    {"a"},
 		`{"command": "x", "enabled_tools": ["a(b)"]}`: {"a(b)"},
+		`{"command": "x", "enabledTools": ["a"]}`:     {"a"},
+		`{"command": "x", "allowedTools": ["a"]}`:     {"a"},
+		`{"command": "x", "allowed_tools": ["a"]}`:    {"a"},
+		`{"command": "x", "tools": ["a", "b"]}`:       {"a", "b"},
+		`{"command": "x", "tools": []}`:               {},
+		`{"command": "x", "tools": ["*"]}`:            nil,
+		`{"command": "x", "tools": {"a": {}}}`:        nil,
+		`{"command": "x", "alwaysAllow": ["a"]}`:      nil,
+		`{"command": "x", "autoApprove": ["a"]}`:      nil,
 	} {
 		if got := server(t, entry).IncludeTools; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %#v, want %#v", entry, got, want)
 		}
 	}
-	if got := server(t, `{"command": "x", "disabled_tools": ["a"]}`).ExcludeTools; !slices.Equal(got, []string{"a"}) {
-		t.Errorf("disabled_tools gives %v", got)
+	for _, key := range []string{"excludeTools", "exclude_tools", "disabled_tools", "disabledTools"} {
+		if got := server(t, `{"command": "x", "`+key+`": ["a"]}`).ExcludeTools; !slices.Equal(got, []string{"a"}) {
+			t.Errorf("%s gives %v", key, got)
+		}
+	}
+	for _, entry := range []string{
+		`"excludeTools": ["delete_*"]`, `"includeTools": ["read_*"]`, `"tools": ["read_*"]`, `"tools": ["a"], "includeTools": ["a"]`, `"tools": "*"`,
+	} {
+		if s := server(t, `{"command": "x", `+entry+`}`); s.DisabledReason == "" {
+			t.Errorf("%s: the server may be used with the filter %v, %v", entry, s.IncludeTools, s.ExcludeTools)
+		}
+	}
+}
+
+// V3: a principal's filter names tools as the aggregate does; what would have no effect is
+// an error, and so are two filters of one principal.
+func TestFiltersOfPrincipals(t *testing.T) {
+	token := func(n int, principal, more string) string {
+		return fmt.Sprintf(`{"principal": %q, "token": "0123456789abcde%d"%s}`, principal, n, more)
+	}
+	read := func(tokens ...string) (*config.Config, error) {
+		return config.Parse("/conf/x.json", []byte(`{"mcpServers": {}, "auth": {"tokens": [`+strings.Join(tokens, ",")+`]}}`), config.Options{Env: corpusEnv})
+	}
+	c, err := read(token(1, "ann", `, "tools": {"include": ["a__*", "b__c"], "exclude": ["a__d"]}`), token(2, "bob", ""), token(3, "eve", `, "tools": {"include": []}`))
+	want := map[string]config.ToolFilter{"ann": {Include: []string{"a__*", "b__c"}, Exclude: []string{"a__d"}}, "eve": {Include: []string{}}}
+	if err != nil || !reflect.DeepEqual(c.Auth.Filters(), want) {
+		t.Errorf("%v %v", c, err)
+	}
+	for _, tokens := range [][]string{
+		{token(1, "ann", `, "tools": {"include": ["c"]}`)},
+		{token(1, "ann", `, "tools": {"exclude": ["b__c*"]}`)},
+		{token(1, "ann", `, "tools": {"exclude": ["*__c"]}`)},
+		{token(1, "ann", `, "tools": {"exclude": ["__c"]}`)},
+		{token(1, "ann", `, "tools": ["a__b"]`)},
+		{token(1, "ann", `, "tools": {"includes": []}`)},
+		{token(1, "ann", `, "tools": {"include": ["a__b"]}`), token(2, "ann", "")},
+	} {
+		if _, err := read(tokens...); err == nil {
+			t.Errorf("%s is accepted", tokens)
+		}
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/tailscale/hujson"
+
 	"roundhouse/internal/secret"
 )
 
@@ -124,8 +126,8 @@ var entryObject = object[entry]{others: open, fields: []field[entry]{
 		kind: flag[entry]{at: func(e *entry) *bool { return &e.InheritEnv }},
 	}, {
 		name:    "includeTools",
-		aliases: []string{"include_tools", "enabled_tools"},
-		doc:     "The tools that sessions see and may call. Absent is all, empty is none.",
+		aliases: []string{"include_tools", "enabled_tools", "enabledTools", "allowedTools", "allowed_tools"},
+		doc:     "The tools that sessions see and may call, by their exact names. Absent is all, empty is none.",
 		kind:    toolNames(func(e *entry) *[]string { return &e.IncludeTools }),
 	}, {
 		name: "forwardHeaders",
@@ -133,9 +135,16 @@ var entryObject = object[entry]{others: open, fields: []field[entry]{
 		kind: list[entry, string]{at: func(e *entry) *[]string { return &e.ForwardHeaders }, item: forwardable, items: schema{"type": "string"}},
 	}, {
 		name:    "excludeTools",
-		aliases: []string{"exclude_tools", "disabled_tools"},
+		aliases: []string{"exclude_tools", "disabled_tools", "disabledTools"},
 		doc:     "Tools that sessions neither see nor may call, whatever includeTools says.",
 		kind:    toolNames(func(e *entry) *[]string { return &e.ExcludeTools }),
+	},
+	{
+		name: "tools",
+		doc:  "The same as includeTools, as other hosts write it: [\"*\"] is all.",
+		kind: custom[entry]{from: readTools, shape: func(*entry) schema {
+			return schema{"type": []string{"array", "object"}, "items": schema{"type": "string"}}
+		}},
 	},
 
 	{name: "instances", kind: notYet},
@@ -312,7 +321,44 @@ func texts(s scheme, at func(*entry) *[]string) kind[entry] {
 
 // toolNames is an array of names, taken as they stand.
 func toolNames(at func(*entry) *[]string) kind[entry] {
-	return list[entry, string]{at: at, item: (*reader).text, items: schema{"type": "string"}}
+	return list[entry, string]{at: at, item: toolName, items: schema{"type": "string"}}
+}
+
+// toolName reads a name in a filter. A pattern, which some hosts have there, would let
+// through what it should not.
+func toolName(r *reader, n node) (string, bool) {
+	name, ok := r.text(n)
+	if bare, _, _ := strings.Cut(name, "("); ok && strings.Contains(bare, "*") {
+		r.errorAt(n, "is a pattern, but tools are filtered by their exact names; list them")
+		return "", false
+	}
+	return name, ok
+}
+
+// readTools reads "tools": names, of which "*" is all. Some hosts have an object of
+// settings for single tools there.
+func readTools(r *reader, n node, e *entry) {
+	if n.value.Value.Kind() == '{' {
+		r.warnAtKey(n, "settings for single tools have no effect here; write includeTools or excludeTools")
+		return
+	}
+	elements, ok := r.elements(n)
+	if !ok {
+		return
+	}
+	if slices.ContainsFunc(elements, func(n node) bool {
+		lit, ok := n.value.Value.(hujson.Literal)
+		return ok && lit.Kind() == '"' && lit.String() == "*"
+	}) {
+		return
+	}
+	names := make([]string, 0, len(elements))
+	for _, n := range elements {
+		if name, ok := toolName(r, n); ok {
+			names = append(names, name)
+		}
+	}
+	e.IncludeTools = names
 }
 
 // forwardable reads the name of a header that may be passed on: the transport's own

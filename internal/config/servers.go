@@ -114,6 +114,9 @@ func (e *entry) checkSwitches(r *reader, found seen) {
 	if found.has("disabled") && found.has("enabled") && found["disabled"].value.Value.Kind() == found["enabled"].value.Value.Kind() {
 		r.errorAtKey(found["enabled"], `contradicts "disabled"; keep one of them`)
 	}
+	if found.has("tools") && found.has("includeTools") {
+		r.errorAtKey(found["tools"], "%q and %q say the same thing; keep one of them", found["includeTools"].key, "tools")
+	}
 }
 
 // readType reads "type".

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -353,7 +355,32 @@ var tokenObject = object[Token]{fields: []field[Token]{{
 	name: "admin",
 	doc:  "Whether the bearer may see and control what belongs to other principals, and restart servers.",
 	kind: flag[Token]{at: func(t *Token) *bool { return &t.Admin }},
+}, {
+	name: "tools",
+	doc:  "Which tools and prompts the principal sees and may call, of all servers. All tokens of a principal need the same.",
+	kind: section[Token]{object: object[Token]{fields: []field[Token]{{
+		name: "include",
+		doc:  "Names such as \"files__read\", as the aggregate lists them, or \"files__*\" for all of a server's. Absent is all, empty is none.",
+		kind: list[Token, string]{at: func(t *Token) *[]string { return &t.Tools.Include }, item: filterEntry, items: schema{"type": "string"}},
+	}, {
+		name: "exclude",
+		doc:  "The same for what the principal neither sees nor may call, whatever include says.",
+		kind: list[Token, string]{at: func(t *Token) *[]string { return &t.Tools.Exclude }, item: filterEntry, items: schema{"type": "string"}},
+	}}}},
 }}}
+
+// filterEntry reads an entry of a ToolFilter.
+func filterEntry(r *reader, n node) (string, bool) {
+	entry, ok := r.text(n)
+	if !ok {
+		return "", false
+	}
+	if err := CheckTool(entry); err != nil {
+		r.errorAt(n, "%v", err)
+		return "", false
+	}
+	return entry, true
+}
 
 func readTokens(r *reader, n node, d *document) {
 	elements, _ := r.elements(n)
@@ -376,6 +403,8 @@ func readTokens(r *reader, n node, d *document) {
 			r.errorAt(found["token"], "must be visible ASCII characters, because a header carries it")
 		case used[t.Token]:
 			r.errorAt(found["token"], "is the same token as an earlier one; every token needs to be its own")
+		case slices.ContainsFunc(d.Auth.Tokens, func(o Token) bool { return o.Principal == t.Principal && !reflect.DeepEqual(o.Tools, t.Tools) }):
+			r.errorAtKey(e, "has other tools than an earlier token of the same principal, to whom the sessions belong; give both the same")
 		}
 		used[t.Token] = true
 		d.Auth.Tokens = append(d.Auth.Tokens, t)

@@ -99,6 +99,7 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("GET /api/v1/events", c.events)
 	f.Handle("GET /api/v1/sessions", c.sessions)
 	f.Handle("GET /api/v1/sessions/{id}", c.session)
+	f.Handle("PATCH /api/v1/sessions/{id}", c.changeSession)
 	f.Handle("DELETE /api/v1/sessions/{id}", c.endSession)
 	f.Handle("GET /api/v1/traces", c.traces)
 	f.Handle("GET /api/v1/sessions/{id}/turns", c.turns)

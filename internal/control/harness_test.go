@@ -74,7 +74,7 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 	}
 	feed := event.NewFeed()
 	shared := pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Hour, Budget: cfg.Pool.Budget, Events: feed})
-	sessions := session.NewManager(session.Config{Pool: shared, Settings: session.Settings{Servers: cfg.Servers, Limits: cfg.Sessions}, Events: feed})
+	sessions := session.NewManager(session.Config{Pool: shared, Settings: session.Settings{Servers: cfg.Servers, Limits: cfg.Sessions, Filters: cfg.Auth.Filters()}, Events: feed})
 	f, err := front.New(front.Config{Tokens: cfg.Auth.Tokens})
 	if err != nil {
 		t.Fatal(err)

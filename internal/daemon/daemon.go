@@ -198,7 +198,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 // sessionSettings are those parts of a configuration that sessions go by.
 func sessionSettings(cfg *config.Config) session.Settings {
 	return session.Settings{
-		Servers: cfg.Servers, Limits: cfg.Sessions, ListWait: cfg.Gateway.ListWait, InteractiveTimeout: cfg.Gateway.InteractiveTimeout, DrainDelay: cfg.Pool.DrainDelay,
+		Servers: cfg.Servers, Limits: cfg.Sessions, Filters: cfg.Auth.Filters(), ListWait: cfg.Gateway.ListWait, InteractiveTimeout: cfg.Gateway.InteractiveTimeout, DrainDelay: cfg.Pool.DrainDelay,
 	}
 }
 

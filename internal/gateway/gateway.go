@@ -430,6 +430,10 @@ func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller fron
 		fail(w, 0, f.ID(), err)
 		return
 	}
+	if hello.Tools, err = toolsOf(f, meta); err != nil {
+		fail(w, 0, f.ID(), err)
+		return
+	}
 	hello.ClientID = session.NewID()
 	t := newTransport(g, hello.ClientID)
 	hello.Stream = t
@@ -488,6 +492,15 @@ func workspaceOf(f wire.Frame, meta wire.Routing) (string, error) {
 		return filepath.Clean(dir), nil
 	}
 	return "", nil
+}
+
+// toolsOf reads what _meta["roundhouse/tools"] says that a session may see (V4), nil if
+// it says nothing.
+func toolsOf(f wire.Frame, meta wire.Routing) (*session.Tools, error) {
+	if !meta.Tools.Present() {
+		return nil, nil
+	}
+	return session.ParseTools(meta.Tools.Of(f.Raw))
 }
 
 func (g *Gateway) get(w http.ResponseWriter, r *http.Request, caller front.Caller) {

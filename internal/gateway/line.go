@@ -336,9 +336,13 @@ func addMeta(hello *session.Hello, meta wire.Routing) error {
 		hello.Session = name
 	}
 	dir, err := workspaceOf(hello.Frame, meta)
-	if err == nil && dir != "" {
+	if err != nil {
+		return err
+	}
+	if dir != "" {
 		hello.Workspace = dir
 	}
+	hello.Tools, err = toolsOf(hello.Frame, meta)
 	return err
 }
 

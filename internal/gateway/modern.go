@@ -262,6 +262,9 @@ func requestCall(r *http.Request, caller front.Caller, f wire.Frame, meta wire.R
 func newCall(f wire.Frame, meta wire.Routing) (k *call, err error) {
 	k = &call{visit: session.Visit{Capabilities: meta.ClientCapabilities.Of(f.Raw), LogLevel: meta.LogLevel.Of(f.Raw)}}
 	k.visit.Info, _ = clientInfo(meta.ClientInfo.Of(f.Raw))
+	if k.visit.Tools, err = toolsOf(f, meta); err != nil {
+		return nil, err
+	}
 	if k.frame, err = era.WithoutOurs(f, meta); err != nil {
 		return nil, err
 	}

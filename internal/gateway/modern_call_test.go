@@ -372,3 +372,36 @@ func TestModernRequestsLeaveNothing(t *testing.T) {
 		}
 	})
 }
+
+// V4: a request may bring its session's filter, in either era; what is no filter is
+// refused, and so is one for a session that is everybody's.
+func TestARequestBringsItsSessionsFilter(t *testing.T) {
+	inWorld(t, settings{}, oneServer(), func(w *world) {
+		g := w.guest("/mcp/a")
+		lists := func(want bool) {
+			t.Helper()
+			if got := g.send("7", wire.ToolsList, ""); strings.Contains(got.body, `"echo"`) != want {
+				t.Errorf("the list is %s", got.body)
+			}
+		}
+		const named = `,"roundhouse/session":"s"`
+		g.meta = named + `,"roundhouse/tools":{"exclude":["a__echo"]}`
+		lists(false)
+		g.meta = named
+		lists(false)
+		p := w.dialed("/mcp/a")
+		hello := p.do(p.request(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"},"_meta":{"roundhouse/session":"s","roundhouse/tools":null}}}`))
+		if hello.status != 200 {
+			t.Fatalf("%d %s", hello.status, hello.body)
+		}
+		lists(true)
+		for _, meta := range []string{
+			named + `,"roundhouse/tools":["a__echo"]`, named + `,"roundhouse/tools":{"exclude":["echo"]}`, named + `,"roundhouse/Tools":null`, `,"roundhouse/tools":null`,
+		} {
+			g.meta = meta
+			if got := g.send("7", wire.ToolsList, ""); got.status != 400 {
+				t.Errorf("%s: %d %s", meta, got.status, got.body)
+			}
+		}
+	})
+}

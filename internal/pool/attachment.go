@@ -207,12 +207,15 @@ func (a *Attachment) List(ctx context.Context, k Kind) (*Listing, error) {
 }
 
 // filtered returns what this session may see of a list.
-func (a *Attachment) filtered(k Kind, l *Listing) *Listing { return Filtered(a.settings.Load(), k, l) }
+func (a *Attachment) filtered(k Kind, l *Listing) *Listing {
+	return Filtered(a.settings.Load(), a.narrowed(), k, l)
+}
 
-// Filtered returns what the filter of s lets through of a list.
-func Filtered(s *config.Server, k Kind, l *Listing) *Listing {
+// Filtered returns what the filter of s lets through of a list, and of that what narrow
+// does, as Want.Narrow returns it.
+func Filtered(s *config.Server, narrow func(name string) bool, k Kind, l *Listing) *Listing {
 	if k == Tools || k == Prompts {
-		return l.Only(func(name string) bool { return Allows(s, name) })
+		return l.Only(func(name string) bool { return allows(s, narrow, name) })
 	}
 	return l
 }
@@ -246,11 +249,18 @@ func (a *Attachment) Peek(k Kind) *Listing {
 }
 
 // Allows reports whether this session may see and use the tool or prompt of that
-// name: exclude first, then include, where an entry is cut at its first "(" (V3).
-func (a *Attachment) Allows(name string) bool { return Allows(a.settings.Load(), name) }
+// name: what the server's filter and the session's further ones let through (V3).
+func (a *Attachment) Allows(name string) bool {
+	return allows(a.settings.Load(), a.narrowed(), name)
+}
 
-// Allows reports whether the filter of s lets the tool or prompt of that name through.
-func Allows(s *config.Server, name string) bool {
+// allows reports whether the filter of s, and narrow if it is not nil, let the tool or
+// prompt of that name through: exclude first, then include, where an entry is cut at its
+// first "(".
+func allows(s *config.Server, narrow func(name string) bool, name string) bool {
+	if narrow != nil && !narrow(name) {
+		return false
+	}
 	if slices.Contains(s.ExcludeTools, name) {
 		return false
 	}
@@ -266,7 +276,15 @@ func Allows(s *config.Server, name string) bool {
 // Filtered reports whether this session's view leaves tools or prompts out.
 func (a *Attachment) Filtered() bool {
 	s := a.settings.Load()
-	return s.IncludeTools != nil || len(s.ExcludeTools) > 0
+	return s.IncludeTools != nil || len(s.ExcludeTools) > 0 || a.narrowed() != nil
+}
+
+// narrowed returns what the session's further filters let through now, nil for all.
+func (a *Attachment) narrowed() func(name string) bool {
+	if a.want.Narrow == nil {
+		return nil
+	}
+	return a.want.Narrow()
 }
 
 // Repeatable reports whether the server says of a tool that a call of it may be made

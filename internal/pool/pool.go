@@ -166,6 +166,10 @@ type Want struct {
 	Era      era.Era
 	Only     bool // rather than the other era, the error ErrOtherEra
 	Listener Listener
+	// Narrow returns what of the server's tools and prompts, by its own names, the session
+	// sees and may call beside the server's filter, nil for all that this lets through. It
+	// is asked each time, and never blocks. nil is the same as one that returns nil.
+	Narrow func() func(name string) bool
 
 	tongue tongue // decided by Acquire
 }

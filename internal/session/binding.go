@@ -207,7 +207,7 @@ func (b *binding) tryAcquire(server *config.Server) (*pool.Holder, *pool.Attachm
 	if err != nil {
 		return nil, nil, fault.New(fault.BadRequest, "%w", err)
 	}
-	w := pool.Want{Server: resolved, Principal: b.s.principal, Capabilities: b.capabilities, Era: b.era, Only: b.only, Listener: b}
+	w := pool.Want{Server: resolved, Principal: b.s.principal, Capabilities: b.capabilities, Era: b.era, Only: b.only, Listener: b, Narrow: b.narrow}
 	if server.NeedsWorkspace() {
 		w.Workspace = b.s.workspace
 	}

@@ -78,6 +78,7 @@ type Hello struct {
 	Session   string // the name of its session, or ""
 	Resumes   string // without a name: the id of the session that nobody named and that the client goes on with, or ""
 	Workspace string // the directory that the client works in, or ""
+	Tools     *Tools // to be the session's from now on; nil leaves it as it is
 	Scope     string // the server, or "" for the aggregate
 	Frame     wire.Frame
 	Header    func(name string) []string // looks into the request's header; nil without one
@@ -124,6 +125,9 @@ func (m *Manager) admit(c *Client, h Hello) (err error) {
 		return err
 	}
 	s := c.session
+	if h.Tools != nil {
+		s.setTools(h.Tools)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s.state != Active {

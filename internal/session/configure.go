@@ -2,6 +2,7 @@ package session
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -110,8 +111,18 @@ func (m *Manager) Configure(s Settings) {
 		}
 	}
 	for _, c := range clients {
-		c.tellView(views[c.scope])
+		v := views[c.scope]
+		if !sameTools(before, now, c.session.principal) {
+			v = max(v, filteredView)
+		}
+		c.tellView(v)
 	}
+}
+
+// sameTools reports whether a principal may see and call the same as before.
+func sameTools(before, now *settings, principal string) bool {
+	a, b := before.Filters[principal], now.Filters[principal]
+	return reflect.DeepEqual(a, b)
 }
 
 // unbindLocked takes off the session those bindings that its clients would not find any

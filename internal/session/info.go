@@ -20,6 +20,8 @@ type Info struct {
 	Streams      int          `json:"streams"`
 	Clients      []ClientInfo `json:"clients"`
 	Connections  []string     `json:"connections"` // ids of those it is attached to
+	// Tools is the session's own filter, nil if it has none.
+	Tools *Tools `json:"tools,omitempty"`
 }
 
 // ClientInfo describes a client.
@@ -76,6 +78,7 @@ func (s *Session) infoLocked() Info {
 	i := Info{
 		ID: s.id, Principal: s.principal, State: s.state, Named: !s.minted, Workspace: s.workspace, CreatedAt: s.created,
 		LastActivity: s.lastActivity, InFlight: s.inFlight, Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
+		Tools: s.tools.Load(),
 	}
 	for c := range s.clients {
 		i.Clients = append(i.Clients, ClientInfo{ID: c.id, Name: c.info, Server: c.scope, Version: c.Version(), CreatedAt: c.created})

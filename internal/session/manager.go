@@ -34,8 +34,9 @@ type Config struct {
 type Settings struct {
 	Servers            []*config.Server // in the order in which the aggregate lists them
 	Limits             config.Sessions
-	ListWait           time.Duration // how long an aggregate list waits for servers that start (H7)
-	InteractiveTimeout time.Duration // how long a server's request to a client may stay open (M7); 0 is no limit
+	Filters            map[string]Tools // of principals; who has none sees everything (V3)
+	ListWait           time.Duration    // how long an aggregate list waits for servers that start (H7)
+	InteractiveTimeout time.Duration    // how long a server's request to a client may stay open (M7); 0 is no limit
 	// DrainDelay is how long calls may go on at a server whose configuration was
 	// replaced.
 	DrainDelay time.Duration

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"roundhouse/internal/event"
@@ -33,6 +34,8 @@ type Session struct {
 	ctx       context.Context // ends, with the cause, when the session does
 	cancel    context.CancelCauseFunc
 	ended     chan struct{} // closed when the end is complete
+
+	tools atomic.Pointer[Tools] // what its clients see and may call; nil is everything
 
 	// Guarded by m.mu.
 	state        State

@@ -31,6 +31,7 @@ type Visit struct {
 	Principal    string
 	Session      string          // the name of its session, or ""
 	Workspace    string          // the directory of a session that the request begins, or ""; only with Session
+	Tools        *Tools          // to be the session's from now on; nil leaves it as it is; only with Session
 	Scope        string          // the server, or "" for the aggregate
 	Info         string          // name and version of the client, for people
 	Capabilities json.RawMessage // as declared: an object
@@ -60,9 +61,15 @@ func (m *Manager) Visit(v Visit) (*Client, error) {
 		return nil, err
 	}
 	c.visitor.unnamed = v.Session == ""
+	if v.Tools != nil && v.Session == "" {
+		return nil, fault.New(fault.BadRequest, `_meta["roundhouse/tools"] changes what a session sees; name one with X-Session-Id or _meta["roundhouse/session"]`)
+	}
 	c.session, err = m.open(v.Principal, v.Session, statelessID(c.capabilities), v.Workspace)
 	if err != nil {
 		return nil, err
+	}
+	if v.Tools != nil {
+		c.session.setTools(v.Tools)
 	}
 	return c.arrive()
 }
@@ -80,6 +87,9 @@ func (c *Client) Visit(v Visit) (*Client, error) {
 		return nil, err
 	}
 	visitor.session = c.session
+	if v.Tools != nil {
+		c.session.setTools(v.Tools)
+	}
 	return visitor.arrive()
 }
 

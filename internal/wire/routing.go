@@ -5,6 +5,7 @@ import "fmt"
 // The members of params._meta that roundhouse reads.
 const (
 	metaSession      = "roundhouse/session"
+	metaTools        = "roundhouse/tools"
 	metaToken        = "progressToken"
 	metaVersion      = MetaPrefix + "protocolVersion"
 	metaCapabilities = MetaPrefix + "clientCapabilities"
@@ -14,7 +15,7 @@ const (
 
 var (
 	paramNames = []string{"name", "uri", "_meta", "arguments", "requestId", "level", "cursor", "ref", "progressToken"}
-	metaNames  = []string{metaSession, metaToken, metaVersion, metaCapabilities, metaClient, metaLevel}
+	metaNames  = []string{metaSession, metaTools, metaToken, metaVersion, metaCapabilities, metaClient, metaLevel}
 )
 
 // Routing says where the values stand that decide where a frame goes. All spans are
@@ -35,6 +36,7 @@ type Routing struct {
 	Meta          Span // params._meta
 	ProgressToken Span // in _meta, by which a request asks for progress
 	Session       Span // in _meta, the value of "roundhouse/session"
+	Tools         Span // in _meta, the value of "roundhouse/tools"
 	// SessionMember is what to cut to remove that member: it and one comma.
 	SessionMember Span
 
@@ -133,6 +135,8 @@ func (p *params) readMeta(t source) {
 			p.set(&p.ClientInfo, w.value, "params._meta", name)
 		case metaLevel:
 			p.set(&p.LogLevel, w.value, "params._meta", name)
+		case metaTools:
+			p.set(&p.Tools, w.value, "params._meta", name)
 		case metaSession:
 			p.set(&p.Session, w.value, "params._meta", name)
 			p.SessionMember = cut(t, Member{KeySpan: w.key, Value: w.value})
