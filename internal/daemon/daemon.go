@@ -185,6 +185,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 			end(errIdle)
 		})
 	}
+	watch.Go(func() { models.Tidy(ctx, cfg.Sessions.ExpireAfter) })
 	if o.Load != nil {
 		w := watchFile(cfg.File, log)
 		watch.Go(func() { s.reloader.run(ctx, w, o.Hangup) })

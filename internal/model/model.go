@@ -256,6 +256,35 @@ func (m *Models) Sealed(principal, id string) {
 	}
 }
 
+// tidying is how often what is stored is looked through.
+const tidying = 10 * time.Minute
+
+// Tidy removes, until ctx ends, what is kept longer, or is more, than llm.record.retention
+// says (C15). A session whose last call began longer ago than idle counts as over. It is
+// called once.
+func (m *Models) Tidy(ctx context.Context, idle time.Duration) {
+	keep := m.cfg.LLM.Record.Retention
+	if m.cfg.Store == nil || keep.Age == 0 && keep.Size == 0 {
+		return
+	}
+	again := time.NewTicker(tidying)
+	defer again.Stop()
+	for {
+		removed, err := m.cfg.Store.Retain(ctx, store.Retention{Age: keep.Age, Bytes: keep.Size, Quiet: idle})
+		switch {
+		case err != nil && ctx.Err() == nil:
+			m.log.Error("recordings could not be looked through; this is tried again", "err", err)
+		case removed.Sessions > 0:
+			m.log.Info("recordings were removed (llm.record.retention)", "sessions", removed.Sessions, "calls", removed.Calls)
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // Reserve counts n bytes of a request that is held in memory, until release is called.
 // Its error is an *Error that says to try again (C11).
 func (m *Models) Reserve(n int64) (release func(), err error) {
