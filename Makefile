@@ -24,9 +24,10 @@ test:
 	$(GO) test -race -timeout 10m ./...
 
 # chaos has 200 sessions call ten servers that are killed, restarted and configured anew for a
-# minute; "make test" does the same for seconds.
+# minute, and kills the daemon 200 times while 64 recorded streams flow; "make test" does the
+# same for seconds.
 chaos:
-	ROUNDHOUSE_CHAOS=60s $(GO) test -race -count=1 -timeout 10m -run TestChaos -v ./internal/daemon/
+	ROUNDHOUSE_CHAOS=60s ROUNDHOUSE_KILLS=200 $(GO) test -race -count=1 -timeout 15m -run 'TestChaos|TestKilledDaemonLosesNoTurn' -v ./internal/daemon/
 
 # fuzz runs every fuzz target for a second, starting from the corpora in testdata/fuzz.
 # What fails is written there. For longer: scripts/fuzz 1m
@@ -35,16 +36,16 @@ fuzz:
 
 # interop runs official SDKs of three languages, official servers, the official conformance suite and real
 # agents against the built binary.
-SUITES := interop interop/conformance interop/agents
+SUITES := interop interop/conformance interop/agents interop/model
 
-interop: build $(SUITES:%=%/node_modules/.package-lock.json) interop/python/.venv/installed
+interop: build $(SUITES:%=%/node_modules/.package-lock.json) interop/python/.venv/installed interop/model/.venv/installed
 	for suite in $(SUITES); do (cd $$suite && ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) npm test --silent) || exit 1; done
 	ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) $(GO) test -tags interop -count=1 -timeout 10m ./interop/... ./internal/upstream/
 
 %/node_modules/.package-lock.json: %/package-lock.json
 	cd $* && npm ci --no-audit --no-fund --silent
 
-interop/python/.venv/installed: interop/python/requirements.txt
+%/.venv/installed: %/requirements.txt
 	python3 -m venv --clear $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $<
 	touch $@
@@ -64,4 +65,4 @@ lint:
 	test -z "$$($(GO) fix -diff ./...)" || { $(GO) fix -diff ./...; exit 1; }
 
 clean:
-	rm -rf bin .roundhouse $(SUITES:%=%/node_modules) interop/python/.venv
+	rm -rf bin .roundhouse $(SUITES:%=%/node_modules) interop/python/.venv interop/model/.venv
