@@ -15,8 +15,8 @@ import (
 )
 
 // golden is the table "Errors" of the specification's defaults. Where that has no
-// JSON-RPC code or no status, and for the three reasons that it leaves to the
-// protocols, the values are ours.
+// JSON-RPC code or no status, and for the reasons that it leaves to the
+// protocols or does not have, the values are ours.
 var golden = []struct {
 	reason fault.Reason
 	code   int
@@ -25,6 +25,7 @@ var golden = []struct {
 }{
 	{"unknown_session", -32001, 404, ""},
 	{"unknown_server", -32001, 404, ""},
+	{"unknown_turn", -32001, 404, ""},
 	{"session_sealed", -32002, 409, ""},
 	{"session_limit", -32003, 429, "1"},
 	{"task_limit", -32003, 429, "1"},
