@@ -21,7 +21,7 @@ import (
 
 // world is a recorder behind real sockets, with a scripted upstream.
 type world struct {
-	t        *testing.T
+	t        testing.TB
 	url      string
 	upstream *httptest.Server
 	store    *store.Store
@@ -41,7 +41,7 @@ type received struct {
 
 // newWorld starts one. change may change the configuration, in which the upstream is
 // "main" and the policy is train; nil changes nothing.
-func newWorld(t *testing.T, change func(*config.LLM)) *world {
+func newWorld(t testing.TB, change func(*config.LLM)) *world {
 	t.Helper()
 	w := &world{t: t}
 	w.upstream = httptest.NewServer(http.HandlerFunc(w.serve))
@@ -156,11 +156,11 @@ func (w *world) do(method, path, body string, header ...string) got {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
-	}
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Add(header[i], header[i+1])
+	}
+	if body != "" && req.Header.Get("Content-Type") == "" {
+		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := (&http.Transport{DisableCompression: true, DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {
@@ -206,7 +206,7 @@ func (w *world) one(session string) store.Call {
 	return calls[0]
 }
 
-func text(t *testing.T, b store.Body) string {
+func text(t testing.TB, b store.Body) string {
 	t.Helper()
 	bytes, err := b.Bytes()
 	if err != nil {
@@ -236,7 +236,7 @@ const (
 
 // reading reads a stream while it comes.
 type reading struct {
-	t    *testing.T
+	t    testing.TB
 	resp *http.Response
 	got  bytes.Buffer
 }

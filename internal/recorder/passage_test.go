@@ -382,6 +382,35 @@ func TestStalledClient(t *testing.T) {
 	}
 }
 
+// C16: an upstream that answers before it has read a long body does not cut its answer,
+// nor the body of another request.
+func TestUpstreamThatAnswersAtOnce(t *testing.T) {
+	early := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(rw).EnableFullDuplex()
+		saysStream(chunkHello, chunkFinish, chunkDone)(rw, r)
+		_, _ = io.Copy(io.Discard, r.Body) // the answer is what counts
+	}))
+	defer early.Close()
+	w := newWorld(t, func(cfg *config.LLM) { cfg.Upstreams[0].BaseURL = early.URL })
+	long := strings.Repeat("x", 256<<10)
+	for i := range 40 {
+		path, kind := "/v1/chat/completions", "application/json"
+		if i%2 == 0 {
+			path, kind = "/v1/files", "application/octet-stream"
+		}
+		g := w.post(path, `{"model":"m","stream":true,"session_id":"s1","messages":[],"x":"`+long+`"}`, "Content-Type", kind)
+		g.body = strings.ReplaceAll(g.body, ": keepalive\n", "")
+		if g.err != nil || g.body != chunkHello+chunkFinish+chunkDone {
+			t.Fatalf("%d: got %q, %v", i, g.body, g.err)
+		}
+	}
+	for _, c := range w.calls("s1") {
+		if c.Result.Outcome != store.Complete {
+			t.Errorf("stored %+v", c.Result)
+		}
+	}
+}
+
 // C11: requests that have no room in memory are told to come again.
 func TestNoRoomInMemory(t *testing.T) {
 	w := newWorld(t, func(cfg *config.LLM) { cfg.MaxQueued = 200 })

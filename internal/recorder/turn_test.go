@@ -111,7 +111,7 @@ func (w *world) intents(n int) []store.Call {
 }
 
 // calls reads what is stored while calls are under way.
-func calls(t *testing.T, w *world) (all []store.Call) {
+func calls(t testing.TB, w *world) (all []store.Call) {
 	t.Helper()
 	for c, err := range w.store.Calls(t.Context(), store.CallFilter{}) {
 		if err != nil {
