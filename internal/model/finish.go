@@ -72,18 +72,8 @@ func (t *turn) missed(e *ending, err error) {
 		}
 	}
 	e.result.Outcome = store.StoreFailed
-	if late {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), storeTimeout)
-	defer cancel()
-	// A smaller row may still find room; the mark counts if even that does not.
-	fate := store.Result{Outcome: store.StoreFailed, Status: e.result.Status, Error: err.Error(), End: time.Now()}
-	if err := t.m.cfg.Store.Commit(ctx, t.key, t.id, fate); err != nil {
-		t.m.log.Error("not even that a model call could not be recorded could be recorded", "session", t.key.ID, "turn", t.id, "err", err)
-	}
-	if err := t.m.cfg.Store.MarkIncomplete(ctx, t.key, "turn "+t.id+" could not be stored"); err != nil {
-		t.m.log.Error("a session could not be marked incomplete", "session", t.key.ID, "err", err)
+	if !late {
+		t.m.owe(t, e.result.Status, err)
 	}
 }
 

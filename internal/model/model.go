@@ -64,6 +64,7 @@ type Models struct {
 	closed bool
 	active map[*active]bool // the calls under way, recorded or not
 	turns  map[string]*turn // those of them that are recorded, by id
+	owed   []missing        // calls that could not be stored
 }
 
 // active is a call under way.
@@ -238,6 +239,7 @@ func (m *Models) Close(ctx context.Context) int {
 	}
 	m.mu.Unlock()
 	left := m.Wait(ctx)
+	m.settle(ctx)
 	for _, u := range m.upstreams {
 		u.transport.CloseIdleConnections()
 	}

@@ -62,6 +62,7 @@ func (t *turn) run() {
 	e := t.exchange()
 	t.finish(e)
 	close(t.ended)
+	t.m.settle(context.WithoutCancel(t.ctx))
 	if e.rest != nil {
 		t.drain(e.rest)
 	}
