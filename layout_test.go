@@ -16,18 +16,18 @@ import (
 // face, a leaf no sibling (docs/design.md has the picture); a new edge is a decision
 // and is made here.
 var arrows = map[string][]string{
-	"cmd/roundhouse": {"config", "control", "daemon", "event", "fault", "pool", "process", "session", "shim", "socket", "sse", "wire"},
+	"cmd/roundhouse": {"config", "control", "daemon", "event", "fault", "instance", "pool", "process", "session", "shim", "socket", "sse", "wire"},
 
-	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "pool", "process", "recorder", "session", "socket", "store"},
+	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "instance", "pool", "process", "recorder", "session", "socket", "store"},
 
 	// Faces.
-	"internal/control":  {"config", "event", "fault", "front", "pool", "process", "session", "sse", "store", "trace", "wire"},
+	"internal/control":  {"config", "event", "fault", "front", "instance", "pool", "process", "session", "sse", "store", "trace", "wire"},
 	"internal/gateway":  {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 	"internal/recorder": {"config", "dialect", "fault", "front", "model", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
-	"internal/session":  {"config", "era", "event", "fault", "mux", "pool", "secret", "wire"},
+	"internal/session":  {"config", "era", "event", "fault", "instance", "mux", "pool", "secret", "wire"},
 	"internal/instance": {"config", "fault", "mux", "pool"},
 	"internal/pool":     {"config", "era", "event", "fault", "mux", "process", "secret", "upstream", "wire"},
 	"internal/mux":      {"era", "fault", "upstream", "wire"},

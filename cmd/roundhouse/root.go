@@ -83,7 +83,7 @@ configuration is wrong.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	connect := connectCommand()
 	connect.ValidArgsFunction = completeServers
-	root.AddCommand(serveCommand(), connect, psCommand(), sessionsCommand(), toolsCommand(), callCommand(), restartCommand(), logsCommand(), eventsCommand(),
+	root.AddCommand(serveCommand(), connect, psCommand(), sessionsCommand(), instancesCommand(), toolsCommand(), callCommand(), restartCommand(), logsCommand(), eventsCommand(),
 		configCommand(), completionCommand(), versionCommand())
 	return root
 }

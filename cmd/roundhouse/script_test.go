@@ -150,6 +150,8 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 			ts.Fatalf("the client that waited got %q", b)
 		}
 	},
+	// use ID SERVER opens an MCP client in a session of that name and calls a tool.
+	"use": func(ts *testscript.TestScript, neg bool, args []string) { useServer(ts, args[0], args[1]) },
 	// serve ARGUMENTS… runs roundhouse serve beside the script until halt, or the
 	// script's end, and lets ROUNDHOUSE_URL and ADDRESS name it.
 	"serve": func(ts *testscript.TestScript, neg bool, args []string) {
@@ -164,11 +166,13 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		d.stop(ts)
 		ts.Check(os.WriteFile(ts.MkAbs("serve.log"), []byte(d.log.String()), 0o600))
 	},
-	// examples runs the examples of every command's help, with a session called review.
+	// examples runs the examples of every command's help, with a session called review,
+	// which has an instance of the server browser.
 	// Those that serve run beside the script, on a free port, and those that follow
 	// something until there is something.
 	"examples": func(ts *testscript.TestScript, neg bool, args []string) {
 		openSession(ts, "review", "everything")
+		useServer(ts, "review", "browser")
 		for _, cmd := range allCommands(newRoot()) {
 			for line := range strings.Lines(cmd.Example) {
 				line = strings.TrimSpace(line)
@@ -229,13 +233,26 @@ type (
 	watchedKey struct{}
 )
 
+const hello = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"script","version":"1"}}}`
+
 // openSession opens an MCP client of a server in a session of a name.
 func openSession(ts *testscript.TestScript, id, server string) {
-	const hello = `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"script","version":"1"}}}`
-	req, err := http.NewRequest("POST", ts.Getenv("ROUNDHOUSE_URL")+"/mcp/"+server, strings.NewReader(hello))
+	post(ts, server, hello, "X-Session-Id", id)
+}
+
+// useServer opens one that calls a tool of the server.
+func useServer(ts *testscript.TestScript, id, server string) {
+	client := post(ts, server, hello, "X-Session-Id", id)
+	post(ts, server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"text":"x"}}}`, "Mcp-Session-Id", client)
+}
+
+// post sends a request to a server and returns the MCP session id of the answer.
+func post(ts *testscript.TestScript, server, body, header, value string) string {
+	req, err := http.NewRequest("POST", ts.Getenv("ROUNDHOUSE_URL")+"/mcp/"+server, strings.NewReader(body))
 	ts.Check(err)
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("X-Session-Id", id)
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	req.Header.Set(header, value)
 	if token := ts.Getenv("ROUNDHOUSE_TOKEN"); token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
@@ -243,8 +260,9 @@ func openSession(ts *testscript.TestScript, id, server string) {
 	ts.Check(err)
 	defer res.Body.Close()
 	if b, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 {
-		ts.Fatalf("initialize: %s %s, %v", res.Status, b, err)
+		ts.Fatalf("%s: %s %s, %v", body, res.Status, b, err)
 	}
+	return res.Header.Get("Mcp-Session-Id")
 }
 
 // output is what a process has written so far.

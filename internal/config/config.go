@@ -206,7 +206,7 @@ type Server struct {
 	// to the remote server too, as part of the fingerprint (K1).
 	ForwardHeaders []string
 
-	Sharing               Sharing // never empty: defaults are applied (K7); Exclusive is treated as Session in this version
+	Sharing               Sharing // never empty: defaults are applied (K7)
 	ShareAcrossPrincipals bool
 	Interactive           Interactive
 	Era                   Era           // EraAuto; EraModern only for Stdio and HTTP
@@ -219,6 +219,7 @@ type Server struct {
 	Health                Health        // R1; of pool.health
 	Retry                 Retry         // R5; RetryNever
 	Instances             Instances     // I1; of an Exclusive server
+	Cleanup               Cleanup       // N5
 
 	IncludeTools []string // V3; nil is all, empty is none
 	ExcludeTools []string // V3
@@ -248,6 +249,13 @@ type Instances struct {
 	// Endpoints are the addresses of instances that exist already; without any, instances
 	// are processes that are started.
 	Endpoints []secret.String
+}
+
+// Cleanup says how a server is told that a session has used it for the last time (N5).
+type Cleanup struct {
+	ToolCall               // without a tool it is cleanup_session if the server lists one
+	Timeout  time.Duration // for the answer; 5 s
+	Shared   bool          // on a shared connection, too, where it concerns other sessions
 }
 
 // ToolCall is a call that roundhouse makes itself. Without a tool it is none.

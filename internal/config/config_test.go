@@ -66,12 +66,14 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 
-	// P2, P9, R1, R3: and those of a server.
+	// P2, P9, R1, R3, I1, N5: and those of a server.
 	s := server(t, `{"command": "npx"}`)
 	wantServer := &config.Server{
 		Name: "s", Position: "/conf/mcp.json:1:17", Transport: config.Stdio, Command: "npx", Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto, Era: config.EraAuto,
 		StartTimeout: 60 * time.Second, CloseEOFWait: 2 * time.Second, CloseTermWait: 3 * time.Second, CloseKillWait: 2 * time.Second,
 		Recovery: want.Pool.Recovery.Stdio, Health: want.Pool.Health, Retry: config.RetryNever,
+		Instances: config.Instances{Max: 5, IdleTimeout: 5 * time.Minute, MaxWait: time.Minute, OnRelease: config.ReleaseDestroy},
+		Cleanup:   config.Cleanup{Timeout: 5 * time.Second},
 	}
 	if !reflect.DeepEqual(s, wantServer) {
 		t.Errorf("got %+v\nwant %+v", s, wantServer)
@@ -195,9 +197,10 @@ func TestSharing(t *testing.T) {
 		{"the switch wins", `{"command": "x", "sharing": "shared"}`, `{"enabled": false}`, nil, config.Session},
 		{"the variable wins", `{"command": "x", "sharing": "exclusive"}`, `{}`, []string{"ROUNDHOUSE_NO_POOL", "1"}, config.Session},
 		{"the variable can say no", `{"command": "x"}`, `{}`, []string{"ROUNDHOUSE_NO_POOL", "0"}, config.Shared},
-		{"a browser is not shared", `{"command": "npx", "args": ["-y", "@playwright/mcp@latest"]}`, `{}`, nil, config.Session},
-		{"nor as an image", `{"command": "docker", "args": ["run", "mcr.microsoft.com/playwright/mcp"]}`, `{}`, nil, config.Session},
-		{"nor by its path", `{"command": "/opt/bin/chrome-devtools-mcp"}`, `{}`, nil, config.Session},
+		{"a browser is not shared", `{"command": "npx", "args": ["-y", "@playwright/mcp@latest"]}`, `{}`, nil, config.Exclusive},
+		{"nor as an image", `{"command": "docker", "args": ["run", "mcr.microsoft.com/playwright/mcp"]}`, `{}`, nil, config.Exclusive},
+		{"nor by its path", `{"command": "/opt/bin/chrome-devtools-mcp"}`, `{}`, nil, config.Exclusive},
+		{"but not where it needs the workspace", `{"command": "npx", "args": ["@playwright/mcp"], "cwd": "workspace"}`, `{}`, nil, config.Session},
 		{"unless it says so", `{"command": "npx", "args": ["@playwright/mcp"], "sharing": "shared"}`, `{}`, nil, config.Shared},
 	} {
 		t.Run(test.name, func(t *testing.T) {

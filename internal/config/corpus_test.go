@@ -101,6 +101,7 @@ func render(c *config.Config, err error) string {
 			Transport: config.Stdio, Cwd: "/conf", Sharing: config.Shared, Interactive: config.Auto, Era: config.EraAuto,
 			StartTimeout: 60e9, CloseEOFWait: 2e9, CloseTermWait: 3e9, CloseKillWait: 2e9,
 			Recovery: c.Pool.Recovery.Remote, Health: c.Pool.Health, Retry: config.RetryNever,
+			Instances: config.Instances{Max: 5, IdleTimeout: 300e9, MaxWait: 60e9, OnRelease: config.ReleaseDestroy}, Cleanup: config.Cleanup{Timeout: 5e9},
 		}
 		if s.Transport == config.Stdio {
 			plain.Recovery = c.Pool.Recovery.Stdio

@@ -15,6 +15,7 @@ import (
 // An entry is a Server in the making: what its keys say, before they are combined.
 type entry struct {
 	*Server
+	instances    seen                     // the keys of "instances"
 	written      Transport                // what "type" says, or ""
 	commandRest  []string                 // arguments that stand in "command"
 	foreignStart time.Duration            // from "startup_timeout_sec"
@@ -34,6 +35,8 @@ func newServer(name string) *Server {
 		CloseEOFWait:  2 * time.Second,
 		CloseTermWait: 3 * time.Second,
 		CloseKillWait: 2 * time.Second,
+		Instances:     Instances{Max: 5, IdleTimeout: 5 * time.Minute, MaxWait: time.Minute, OnRelease: ReleaseDestroy},
+		Cleanup:       Cleanup{Timeout: 5 * time.Second},
 	}
 }
 
@@ -66,8 +69,8 @@ var transportNames = map[string]Transport{
 var entryObject = object[entry]{others: open, fields: []field[entry]{
 	{
 		name: "sharing",
-		doc: "Who gets a connection: \"shared\" is one for all sessions with the same configuration, \"session\" one for each, \"exclusive\" a leased instance " +
-			"(which this version treats as \"session\"). The default is \"shared\" for the transports in pool.transports, and \"session\" for others and for servers known to keep state per client.",
+		doc: "Who gets a connection: \"shared\" is one for all sessions with the same configuration, \"session\" one for each, \"exclusive\" an instance " +
+			"of its own while the session uses it. The default is \"exclusive\" for servers known to keep state per client, \"shared\" for the transports in pool.transports, and \"session\" for others.",
 		kind: choice[entry, Sharing]{options: []Sharing{Shared, Session, Exclusive}, at: func(e *entry) *Sharing { return &e.Sharing }},
 	}, {
 		name: "shareAcrossPrincipals",
@@ -147,10 +150,18 @@ var entryObject = object[entry]{others: open, fields: []field[entry]{
 		}},
 	},
 
-	{name: "instances", kind: notYet},
-	{name: "cleanup", kind: notYet},
-
 	{
+		name: "instances",
+		doc:  "How many instances an exclusive server has, and what is done with them.",
+		kind: custom[entry]{
+			from:  func(r *reader, n node, e *entry) { e.instances = instancesObject.read(r, n, e) },
+			shape: func(e *entry) schema { return section[entry]{object: instancesObject}.schema(e) },
+		},
+	}, {
+		name: "cleanup",
+		doc:  "How the server is told that a session has used it for the last time.",
+		kind: section[entry]{object: cleanupObject},
+	}, {
 		name:    "type",
 		aliases: []string{"transport"},
 		doc:     "How the server is reached. It follows from command, url or httpUrl if it is absent.",
@@ -286,11 +297,6 @@ func warning(message string) kind[entry] {
 }
 
 var noCallTimeout = warning(`this key has no effect here; write "callTimeout", such as "2m", to limit a call`)
-
-// notYet is a key of leased instances.
-var notYet = custom[entry]{from: func(r *reader, n node, _ *entry) {
-	r.warnAtKey(n, `this version has no leased instances yet: this key has no effect, and "exclusive" is the same as "session"`)
-}}
 
 // switchKind checks "disabled" and "enabled"; fileDisables interprets them.
 var switchKind = custom[entry]{

@@ -14,7 +14,7 @@ const workspaceVariable = "${WORKSPACE}"
 
 // A scheme says which variables a text may hold.
 type scheme struct {
-	workspace bool // ${WORKSPACE} stays, for Server.Resolve
+	workspace bool // ${WORKSPACE} and the variables of instances stay, for Server.Resolve and ResolveInstance
 	nonEmpty  bool // a variable that is set to nothing counts as not set
 }
 
@@ -53,7 +53,8 @@ var (
 // expand replaces ${VAR}, ${VAR:-default}, ${env:VAR} and ${env:VAR:-default} by
 // the variable's value, and ${userHome} by the home directory. A default is used
 // when the variable is not set or empty, and may hold variables itself. $VAR and
-// $$ have no meaning. ${WORKSPACE} and ${workspaceFolder} become ${WORKSPACE}.
+// $$ have no meaning. ${WORKSPACE} and ${workspaceFolder} become ${WORKSPACE}, and
+// ${INSTANCE_DIR}, ${INSTANCE_INDEX} and ${INSTANCE_PORT} stay as they are.
 // Values are not expanded again. Errors name variables, never values.
 func expand(text string, env func(string) (string, bool), s scheme) (string, error) {
 	var out strings.Builder
@@ -114,7 +115,16 @@ func variable(body string, env func(string) (string, bool), s scheme) (string, e
 		}
 		return workspaceVariable, nil
 	case strings.HasPrefix(name, "INSTANCE_"):
-		return "", fmt.Errorf("${%s} belongs to leased instances, which this version does not have yet", name)
+		variable := "${" + name + "}"
+		switch {
+		case !s.workspace:
+			return "", fmt.Errorf("%s has no meaning here: it is known per instance, and only in fields of a server", variable)
+		case variable != instanceDir && variable != instanceIndex && variable != instancePort:
+			return "", fmt.Errorf("%s is no variable of an instance: there are %s, %s and %s", variable, instanceDir, instanceIndex, instancePort)
+		case hasDefault:
+			return "", fmt.Errorf("%s takes no default: every instance has its own", variable)
+		}
+		return variable, nil // for Server.ResolveInstance
 	case name == "userHome":
 		home, ok := homeDir(env)
 		if !ok {

@@ -85,6 +85,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 	for key, want := range map[string]any{
 		"startTimeout": "1m", "callTimeout": "0s", "closeTimeouts.eof": "2s", "closeTimeouts.term": "3s", "closeTimeouts.kill": "2s",
 		"recovery.attempts": nil, "recovery.delay": nil, "recovery.maxDelay": nil, "health.interval": nil, "health.timeout": nil, "health.misses": nil,
+		"instances.min": 0.0, "instances.max": 5.0, "instances.idleTimeout": "5m", "instances.maxWait": "1m", "instances.onRelease": "destroy", "cleanup.timeout": "5s",
 		"retry": "never", "interactive": "auto", "inheritEnv": false, "shareAcrossPrincipals": false,
 	} {
 		if got := property(t, entry, key)["default"]; got != want {
@@ -116,7 +117,7 @@ func TestSchemaDefaultsCanBeWritten(t *testing.T) {
 	file := collect(tree).(map[string]any)
 	file["llm"].(map[string]any)["upstreams"] = map[string]any{"u": map[string]any{"baseURL": "http://a.example"}}
 	entry := collect(tree["$defs"].(map[string]any)["server"].(map[string]any)).(map[string]any)
-	entry["command"] = "npx"
+	entry["command"], entry["sharing"] = "npx", "exclusive"
 	file["mcpServers"] = map[string]any{"s": entry}
 	text, err := json.Marshal(file)
 	if err != nil {
@@ -126,7 +127,7 @@ func TestSchemaDefaultsCanBeWritten(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
-	want, err := parse(t, `{"mcpServers": {"s": {"command": "npx"}}, "llm": {"upstreams": {"u": {"baseURL": "http://a.example"}}}}`)
+	want, err := parse(t, `{"mcpServers": {"s": {"command": "npx", "sharing": "exclusive"}}, "llm": {"upstreams": {"u": {"baseURL": "http://a.example"}}}}`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,6 +72,7 @@ func (r *reader) readServer(m node, d *document) *Server {
 	}
 	found := entryObject.read(r, m, e)
 	e.checkSwitches(r, found)
+	e.combineEndpoints(r, found)
 	e.combineTransport(r, m, found)
 	e.combineStart(r, found)
 	e.combineRecovery(d.Pool)
@@ -85,6 +86,7 @@ func (r *reader) readServer(m node, d *document) *Server {
 		r.errorAt(found["era"], `2026-07-28 is spoken over stdio and Streamable HTTP only; write "auto", or remove it`)
 	}
 	e.combineSharing(r, m, found, d.Pool)
+	e.combineInstances(r, m, found)
 	s.disable(r.scope)
 	return s
 }
@@ -202,7 +204,7 @@ func standingLast(a, b node) node {
 // remoteTransport decides between the remote transports and checks the address.
 func (e *entry) remoteTransport(r *reader, kind, address node) Transport {
 	u, err := url.Parse(e.URL.Reveal())
-	switch known := !e.URL.Empty() && !strings.Contains(e.URL.Reveal(), workspaceVariable); {
+	switch known := !e.URL.Empty() && !strings.Contains(e.URL.Reveal(), workspaceVariable) && !strings.Contains(e.URL.Reveal(), instancePrefix); {
 	case !known: // Expanding it failed, or it is complete only in a session.
 		u = &url.URL{Scheme: "http"}
 	case err != nil || u.Host == "" || !slices.Contains([]string{"http", "https", "ws", "wss"}, u.Scheme):
@@ -348,12 +350,13 @@ func (e *entry) combineSharing(r *reader, m node, found seen, pool Pool) {
 	switch chosen := e.Sharing; {
 	case !pool.Enabled:
 		e.Sharing = Session
-	case chosen == Exclusive:
-		r.warnAtKey(found["sharing"], `this version has no leased instances yet and runs the server as "session"`)
 	case chosen != "":
-	case e.keepsState():
+	case e.keepsState() && (e.NeedsWorkspace() || found.has("forwardHeaders")):
 		e.Sharing = Session
 		r.warnAtKey(m, `this server keeps state per client, so every session gets its own; write "sharing" to choose, or to silence this`)
+	case e.keepsState():
+		e.Sharing = Exclusive
+		r.warnAtKey(m, `this server keeps state per client, so each session is lent an instance of its own, of %d at most; write "sharing" to choose, or to silence this`, e.Instances.Max)
 	case slices.Contains(pool.Transports, e.Transport):
 		e.Sharing = Shared
 	default:

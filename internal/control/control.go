@@ -19,6 +19,7 @@ import (
 	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
+	"roundhouse/internal/instance"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/session"
@@ -29,6 +30,7 @@ import (
 type Config struct {
 	Config    func() *config.Config      // the configuration as it is now; required
 	Pool      *pool.Pool                 // required
+	Instances *instance.Pools            // of exclusive servers; nil is none
 	Sessions  *session.Manager           // required
 	Processes *process.Manager           // whose processes are shown; nil is nobody's
 	Events    *event.Feed                // what /api/v1/events tells; nil is nothing
@@ -96,11 +98,13 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("POST /workspace/mcp/{name}/restart", c.restartWorkspace)
 	f.Handle("GET /api/v1/servers/{name}/logs", c.logs)
 	f.Handle("GET /api/v1/connections", c.connections)
+	f.Handle("GET /api/v1/instances", c.instances)
 	f.Handle("GET /api/v1/events", c.events)
 	f.Handle("GET /api/v1/sessions", c.sessions)
 	f.Handle("GET /api/v1/sessions/{id}", c.session)
 	f.Handle("PATCH /api/v1/sessions/{id}", c.changeSession)
 	f.Handle("DELETE /api/v1/sessions/{id}", c.endSession)
+	f.Handle("DELETE /api/v1/sessions/{id}/leases/{server}", c.releaseLease)
 	f.Handle("GET /api/v1/traces", c.traces)
 	f.Handle("GET /api/v1/sessions/{id}/turns", c.turns)
 	f.Handle("DELETE /api/v1/sessions/{id}/turns", c.deleteTurns)

@@ -19,6 +19,7 @@ import (
 	"roundhouse/internal/event"
 	"roundhouse/internal/front"
 	"roundhouse/internal/gateway"
+	"roundhouse/internal/instance"
 	"roundhouse/internal/model"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
@@ -140,13 +141,16 @@ func Run(ctx, hurry context.Context, o Options) error {
 		Dial: pool.NewDialer(processes, log), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Budget: cfg.Pool.Budget,
 		Circuit: cfg.Pool.Circuit, Version: o.Version, Log: log, Events: events,
 	})
+	starter := instance.NewStarter(shared, "", log)
+	down.add(starter.Close)
+	instances := instance.New(instance.Config{Launcher: starter, Log: log})
 	sessions := session.NewManager(session.Config{
-		Settings: sessionSettings(cfg), Pool: shared, Version: o.Version, Log: log, Events: events,
+		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Version: o.Version, Log: log, Events: events,
 	})
 	models := model.New(model.Config{
 		LLM: cfg.LLM, Store: recordings, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
-	s := &server{Options: o, pool: shared, sessions: sessions, models: models}
+	s := &server{Options: o, pool: shared, instances: instances, sessions: sessions, models: models}
 	s.reloader = newReloader(s, events)
 	down.add(func() { s.stop(hurry) })
 
@@ -154,8 +158,8 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
 	s.recorder = recorder.New(recorder.Config{Models: models, MaxBody: cfg.LLM.MaxBody, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.control = control.New(control.Config{
-		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Sessions: sessions, Processes: processes, Events: events,
-		Metrics: gather(processes, shared, sessions, s.gateway, s.relay, events),
+		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Instances: instances, Sessions: sessions, Processes: processes, Events: events,
+		Metrics: gather(processes, shared, instances, sessions, s.gateway, s.relay, events),
 		Version: o.Version, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
 
@@ -211,18 +215,19 @@ func access(cfg *config.Config) front.Config {
 // server is the running daemon.
 type server struct {
 	Options
-	pool     *pool.Pool
-	sessions *session.Manager
-	models   *model.Models
-	gateway  *gateway.Gateway
-	recorder *recorder.Recorder
-	relay    *gateway.Relay
-	control  *control.Control
-	reloader *reloader
-	tcp      *front.Front // of the door that is not the socket's; nil if there is none
-	doors    []*door
-	serving  bool // the doors were opened
-	silent   silent
+	pool      *pool.Pool
+	instances *instance.Pools
+	sessions  *session.Manager
+	models    *model.Models
+	gateway   *gateway.Gateway
+	recorder  *recorder.Recorder
+	relay     *gateway.Relay
+	control   *control.Control
+	reloader  *reloader
+	tcp       *front.Front // of the door that is not the socket's; nil if there is none
+	doors     []*door
+	serving   bool // the doors were opened
+	silent    silent
 }
 
 // busy reports whether somebody needs the daemon: a session is awake, a model called, or
@@ -255,7 +260,7 @@ func (s *server) serve(ctx context.Context) error {
 
 // stop is the way down (G1): refuse new requests on the open listener, end the
 // standing streams, let calls in flight, of models too, finish within the grace, end the
-// sessions, then the pool, then the listener, all under one deadline.
+// sessions, then the instances and the pool, then the listener, all under one deadline.
 func (s *server) stop(hurry context.Context) {
 	begun := time.Now()
 	limits := s.reloader.current.Load().Shutdown
@@ -282,7 +287,9 @@ func (s *server) stop(hurry context.Context) {
 	left := s.sessions.Wait(grace)
 	open := s.pool.Live()
 	ended := s.sessions.Shutdown(total)
+	s.instances.Drain(total)
 	report := s.pool.Drain(total, false)
+	s.instances.Join()
 	waits.Wait()
 	if s.serving {
 		s.relay.Close(total)

@@ -18,6 +18,7 @@ import (
 
 	"roundhouse/internal/event"
 	"roundhouse/internal/gateway"
+	"roundhouse/internal/instance"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/session"
@@ -34,7 +35,7 @@ func everything(t *testing.T) *prometheus.Registry {
 	shared := pool.New(pool.Config{Events: events})
 	sessions := session.NewManager(session.Config{Pool: shared, Events: events})
 	g := gateway.New(gateway.Config{Sessions: sessions})
-	return gather(processes, shared, sessions, g, gateway.NewRelay(gateway.RelayConfig{Gateway: g}), events)
+	return gather(processes, shared, instance.New(instance.Config{}), sessions, g, gateway.NewRelay(gateway.RelayConfig{Gateway: g}), events)
 }
 
 var described = regexp.MustCompile(`^Desc\{fqName: "(\w+)", help: ("(?:[^"\\]|\\.)*"), .* variableLabels: \{(.*)\}\}$`)

@@ -38,6 +38,7 @@ const (
 	SessionDormant Kind = "session_dormant"
 	SessionResumed Kind = "session_resumed" // a dormant one is active again
 	SessionEnded   Kind = "session_ended"
+	SessionCleanup Kind = "session_cleanup" // a server was told, or was not, that the session has used it for the last time
 )
 
 // TurnRecorded is a model call that has ended, and is stored, unless its outcome is
@@ -60,7 +61,7 @@ type Event struct {
 	Session   string `json:"session,omitempty"`
 
 	Turn    string `json:"turn,omitempty"`    // the id of a recorded model call
-	Outcome string `json:"outcome,omitempty"` // what became of it
+	Outcome string `json:"outcome,omitempty"` // what became of it, or of a clean-up: ok, failed, timeout or skipped
 
 	Server     string   `json:"server,omitempty"`
 	Connection string   `json:"connection,omitempty"`

@@ -155,7 +155,7 @@ func (w *world) unlocked(what string) {
 }
 
 // Lend implements Unit; nobody attaches in these tests.
-func (u *fakeUnit) Lend(*pool.Holder, pool.Listener) (*pool.Attachment, error) {
+func (u *fakeUnit) Lend(*pool.Holder, pool.Want) (*pool.Attachment, error) {
 	return nil, errors.ErrUnsupported
 }
 

@@ -30,8 +30,8 @@ type Launcher interface {
 type Unit interface {
 	// Ask makes a call and throws the result away; without a tool it is a ping.
 	Ask(ctx context.Context, call config.ToolCall) error
-	// Lend attaches a session.
-	Lend(h *pool.Holder, l pool.Listener) (*pool.Attachment, error)
+	// Lend attaches a session as pool.Attachment.Lend does.
+	Lend(h *pool.Holder, w pool.Want) (*pool.Attachment, error)
 	// Catalogue returns what the server said it has; ctx bounds the reading.
 	Catalogue(ctx context.Context) (*Catalogue, error)
 	// Connection returns the id of the connection.
@@ -305,9 +305,9 @@ func sessions(n int) string {
 	return fmt.Sprintf("%d sessions", n)
 }
 
-// Attach attaches the borrower's session.
-func (l *Lease) Attach(h *pool.Holder, listener pool.Listener) (*pool.Attachment, error) {
-	return l.in.unit.Lend(h, listener)
+// Attach attaches the borrower's session, as pool.Attachment.Lend does.
+func (l *Lease) Attach(h *pool.Holder, w pool.Want) (*pool.Attachment, error) {
+	return l.in.unit.Lend(h, w)
 }
 
 // Instance returns the id of the instance.

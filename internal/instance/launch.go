@@ -161,8 +161,8 @@ func (u *unit) Ask(ctx context.Context, call config.ToolCall) error {
 }
 
 // Lend implements Unit.
-func (u *unit) Lend(h *pool.Holder, l pool.Listener) (*pool.Attachment, error) {
-	return u.att.Lend(h, l)
+func (u *unit) Lend(h *pool.Holder, w pool.Want) (*pool.Attachment, error) {
+	return u.att.Lend(h, w)
 }
 
 // Catalogue implements Unit.

@@ -101,7 +101,7 @@ func (h *house) call(l *Lease, tool, arguments string) string {
 	h.Helper()
 	holder := h.shared.NewHolder("s")
 	defer holder.Release()
-	att, err := l.Attach(holder, silent{})
+	att, err := l.Attach(holder, pool.Want{Server: l.in.server.conf, Listener: silent{}})
 	if err != nil {
 		h.Fatal(err)
 	}

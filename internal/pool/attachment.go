@@ -327,6 +327,17 @@ func memberOf(object []byte, name string) (value []byte, ok bool) {
 	return value, ok
 }
 
+// HasTool reports whether the server lists a tool of that name, as far as is known,
+// whatever the session's filter says.
+func (a *Attachment) HasTool(name string) bool {
+	c := a.entry.conn.Load()
+	if c == nil {
+		return false
+	}
+	l := c.cat.peek(Tools)
+	return l != nil && slices.ContainsFunc(l.Items, func(it Item) bool { return it.Key == name })
+}
+
 // Knows reports whether the server lists something under that key, as far as is
 // known; a list that could not be read knows everything.
 func (a *Attachment) Knows(k Kind, key string) bool {

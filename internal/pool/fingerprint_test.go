@@ -43,6 +43,7 @@ var excluded = []string{
 	"Position", "DisabledReason", // where it stands, and whether
 	"Sharing",                      // only shared servers are looked up by fingerprint
 	"Instances",                    // one is made for a place of its own, and never looked up
+	"Cleanup",                      // each session has its own
 	"Retry",                        // each session sends its own calls
 	"IncludeTools", "ExcludeTools", // each session filters for itself
 	"ForwardHeaders",       // their values are among Headers

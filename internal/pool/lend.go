@@ -14,9 +14,10 @@ import (
 // What an instance needs of its connection. Its Holder, of no session, keeps the
 // connection; the session that it is lent to has an attachment of its own meanwhile.
 
-// Lend attaches a session to the connection, beside whoever keeps it. The attachment is
-// like any other of the session. An error means that the connection has ended.
-func (a *Attachment) Lend(h *Holder, l Listener) (*Attachment, error) {
+// Lend attaches a session to the connection, beside whoever keeps it, with the settings,
+// the filter and the listener of w. The attachment is like any other of the session. An
+// error means that the connection has ended.
+func (a *Attachment) Lend(h *Holder, w Want) (*Attachment, error) {
 	p, e := a.holder.pool, a.entry
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -30,8 +31,6 @@ func (a *Attachment) Lend(h *Holder, l Listener) (*Attachment, error) {
 		err.Server, err.Sent, err.Err = e.name, fault.SentNo, e.err
 		return nil, err
 	}
-	w := a.want
-	w.Listener = l
 	return p.attachLocked(h, e, w), nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/era"
@@ -41,9 +42,16 @@ type binding struct {
 	old      map[*pool.Attachment]struct{} // those that the configuration has replaced, while calls are in flight there
 	err      error                         // of the last acquire
 	busy     chan struct{}                 // closed when the acquire under way has ended
+	giveUp   context.CancelCauseFunc       // of that acquire
+	waiting  int                           // for it
+	acquired uint64                        // which acquire of the manager's att is from
+	leases   map[*pool.Attachment]*lease   // of those attachments whose server is exclusive
+	loss     string                        // what the next result says of an instance that has ended by itself, or ""
 	released bool
 	peers    map[*Client]*peer
 	awaited  bool // by a list for visitors, from which it was left out
+
+	used atomic.Pointer[pool.Attachment] // the attachment through which a tool was called since the last clean-up
 }
 
 // bind returns the session's binding for a server and a client's capabilities.
@@ -64,30 +72,40 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 		capabilities = c.shareable
 	}
 	k := bindKey{server.Name, string(capabilities), c.forwarded(server), c.era(), c.nameless() && server.Sharing != config.Shared}
+	if server.Sharing == config.Exclusive { // a session has one lease, whoever its clients are (I2)
+		k = bindKey{server: server.Name, only: k.only}
+		capabilities = noCapabilities
+	}
 	if b := s.bindings[k]; b != nil {
 		return b, nil
 	}
 	if s.holder == nil { // it has ended, or it is dormant and this is no request
 		return nil, cmp.Or(s.cause, errEnded)
 	}
-	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, era: k.era, only: k.only, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}}
+	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, era: k.era, only: k.only, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}, leases: map[*pool.Attachment]*lease{}}
 	s.bindings[k] = b
 	s.order = append(s.order, b)
 	return b, nil
 }
 
+// errGivenUp ends an acquire that nobody waits for any more.
+var errGivenUp = errors.New("nobody waits for the server any more")
+
 // attach returns the live attachment, acquiring it if there is none. The acquire is
-// one for all who ask; ctx ends the waiting only.
+// one for all who ask; ctx ends the waiting only. But an acquire of an instance ends with
+// the last who waits for it, so that it keeps nobody else from one (I3).
 func (b *binding) attach(ctx context.Context) (*pool.Attachment, error) {
 	for {
 		att, err := b.join(ctx)
 		switch {
+		case errors.Is(err, errGivenUp) && ctx.Err() == nil:
+			// That was an acquire of others, who left in this moment.
 		case !errors.Is(err, pool.ErrReleased):
 			return att, err
 		case b.s.holding() == nil:
 			return nil, cmp.Or(context.Cause(b.s.ctx), error(errEnded))
 		}
-		// That was still the acquire from before the session's last sleep.
+		// Or it was still the acquire from before the session's last sleep.
 	}
 }
 
@@ -105,24 +123,37 @@ func (b *binding) join(ctx context.Context) (*pool.Attachment, error) {
 			return nil, errEnded
 		}
 		busy := make(chan struct{})
+		var acquiring context.Context
+		acquiring, b.giveUp = context.WithCancelCause(b.s.ctx)
 		b.busy = busy
 		b.mu.Unlock()
-		if !b.s.m.spawn(func() { b.acquire(busy) }) {
+		if !b.s.m.spawn(func() { b.acquire(acquiring, busy) }) {
 			return nil, drainingFault()
 		}
 		b.mu.Lock()
 	}
 	busy := b.busy
+	b.waiting++
 	b.mu.Unlock()
+	var gaveUp error
 	if busy != nil {
 		select {
 		case <-busy:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			gaveUp = context.Cause(ctx)
 		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.waiting--
+	switch {
+	case gaveUp == nil:
+	case b.busy == busy && b.waiting == 0 && b.server != nil && b.server.Sharing == config.Exclusive:
+		b.giveUp(errGivenUp)
+		fallthrough
+	default:
+		return nil, gaveUp
+	}
 	if b.att == nil && b.err == nil {
 		return nil, b.lostAgain()
 	}
@@ -136,8 +167,8 @@ func (b *binding) lostAgain() *fault.Error {
 }
 
 // acquire attaches to what the configuration asks for, also if that changes meanwhile.
-func (b *binding) acquire(busy chan struct{}) {
-	for !b.acquireAs(b.wanted()) {
+func (b *binding) acquire(ctx context.Context, busy chan struct{}) {
+	for !b.acquireAs(ctx, b.wanted()) {
 		continue // the configuration has changed
 	}
 	close(busy)
@@ -152,14 +183,14 @@ func (b *binding) wanted() *config.Server {
 
 // acquireAs attaches to the server, or sets the error, unless another one is wanted by
 // then.
-func (b *binding) acquireAs(server *config.Server) (done bool) {
-	holder, att, err := b.tryAcquire(server)
+func (b *binding) acquireAs(ctx context.Context, server *config.Server) (done bool) {
+	holder, att, err := b.tryAcquire(ctx, server)
 	b.mu.Lock()
 	if b.server != server {
 		if !sameConnection(b.server, server) {
 			b.mu.Unlock()
 			if err == nil {
-				att.Retire()
+				b.letGo(att, att.Retire)
 			}
 			return false
 		}
@@ -167,6 +198,7 @@ func (b *binding) acquireAs(server *config.Server) (done bool) {
 			att.Reconfigure(b.server)
 		}
 	}
+	b.giveUp(nil)
 	b.busy, b.err = nil, err
 	var peers []*peer
 	late := err == nil && b.released
@@ -174,13 +206,13 @@ func (b *binding) acquireAs(server *config.Server) (done bool) {
 	case late:
 		b.err = errEnded
 	case err == nil:
-		b.att = att
+		b.att, b.acquired = att, b.s.m.acquires.Add(1)
 		peers = slices.Collect(maps.Values(b.peers))
 	}
 	b.mu.Unlock()
 	switch {
 	case late:
-		att.Release()
+		b.letGo(att, att.Release)
 	case err == nil && b.s.holding() != holder: // the session fell asleep meanwhile
 		b.forget(att)
 		b.mu.Lock()
@@ -195,13 +227,17 @@ func (b *binding) acquireAs(server *config.Server) (done bool) {
 	return true
 }
 
-func (b *binding) tryAcquire(server *config.Server) (*pool.Holder, *pool.Attachment, error) {
+func (b *binding) tryAcquire(ctx context.Context, server *config.Server) (*pool.Holder, *pool.Attachment, error) {
 	if server == nil {
 		return nil, nil, b.unwanted()
 	}
 	holder := b.s.holding()
 	if holder == nil {
 		return nil, nil, pool.ErrReleased
+	}
+	if server.Sharing == config.Exclusive {
+		att, err := b.borrow(ctx, holder, server)
+		return holder, att, err
 	}
 	resolved, err := server.Resolve(b.s.workspace)
 	if err != nil {
@@ -213,10 +249,14 @@ func (b *binding) tryAcquire(server *config.Server) (*pool.Holder, *pool.Attachm
 	}
 	att, err := holder.Acquire(b.s.ctx, w)
 	if errors.Is(err, pool.ErrOtherEra) {
-		err = &pool.RPCError{Object: era.UnsupportedVersion(wire.Version20260728, wire.LegacyVersions)}
+		err = errShakeHands
 	}
 	return holder, att, err
 }
+
+// errShakeHands is the answer to a request that names no session and wants a server that
+// keeps something of its clients.
+var errShakeHands = &pool.RPCError{Object: era.UnsupportedVersion(wire.Version20260728, wire.LegacyVersions)}
 
 // current returns the attachment if there is one now.
 func (b *binding) current() *pool.Attachment {
@@ -279,8 +319,31 @@ func (b *binding) rest(err *fault.Error) {
 		for _, p := range peers {
 			att.Leave(p, err)
 		}
-		att.Release()
+		b.letGo(att, att.Release)
 	}
+}
+
+// silence ends what the binding's clients have in flight; it gets err.
+func (b *binding) silence(err *fault.Error) {
+	b.mu.Lock()
+	atts, peers := b.attachmentsLocked(), slices.Collect(maps.Values(b.peers))
+	b.mu.Unlock()
+	for _, att := range atts {
+		for _, p := range peers {
+			att.Leave(p, err)
+		}
+	}
+}
+
+// inOrder sorts bindings by when they attached.
+func inOrder(order []*binding) []*binding {
+	at := map[*binding]uint64{}
+	for _, b := range order {
+		b.mu.Lock()
+		at[b] = b.acquired
+		b.mu.Unlock()
+	}
+	return slices.SortedStableFunc(slices.Values(order), func(x, y *binding) int { return cmp.Compare(at[x], at[y]) })
 }
 
 // attachmentsLocked returns all that the binding is attached to.
@@ -310,7 +373,7 @@ func (b *binding) forget(a *pool.Attachment) {
 	}
 	delete(b.old, a)
 	b.mu.Unlock()
-	a.Release()
+	b.letGo(a, a.Release)
 }
 
 // clients returns who uses the binding now.
@@ -328,7 +391,10 @@ func (b *binding) ListChanged(_ *pool.Attachment, l mux.List) {
 }
 
 // Lost implements pool.Listener.
-func (b *binding) Lost(a *pool.Attachment, _ *fault.Error) { b.forget(a) }
+func (b *binding) Lost(a *pool.Attachment, why *fault.Error) {
+	b.noteLoss(a, why)
+	b.forget(a)
+}
 
 // Renewed implements pool.Listener. What the new connection is told may have to wait
 // for its turn there.

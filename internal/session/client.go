@@ -253,7 +253,7 @@ func canonical(raw json.RawMessage, own bool) ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// serverHandshake attaches to the server and adapts its answer to the version that
+// serverHandshake attaches to the server, unless it is exclusive, and adapts its answer to the version that
 // the client asked for: the older of the two counts.
 func (c *Client) serverHandshake(ctx context.Context, server *config.Server) ([]byte, error) {
 	b, err := c.session.bind(c, server)
@@ -261,11 +261,7 @@ func (c *Client) serverHandshake(ctx context.Context, server *config.Server) ([]
 		return nil, err
 	}
 	b.peer(c)
-	att, err := b.attach(ctx)
-	if err != nil {
-		return nil, err
-	}
-	h, err := att.Handshake(ctx)
+	h, err := b.handshake(ctx)
 	if err != nil {
 		return nil, err
 	}

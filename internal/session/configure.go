@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"maps"
 	"reflect"
 	"slices"
@@ -78,6 +79,9 @@ func rebound(before, after *config.Server) bool {
 // It does not wait for any of this, and must not be called twice at a time.
 func (m *Manager) Configure(s Settings) {
 	now, begun := newSettings(s), time.Now()
+	if m.cfg.Instances != nil {
+		m.cfg.Instances.Configure(s.Servers)
+	}
 	m.mu.Lock()
 	before := m.live.Load()
 	m.live.Store(now) // under mu: nobody binds by the old settings any more
@@ -256,7 +260,8 @@ func (b *binding) retire(att *pool.Attachment) {
 	for _, p := range peers {
 		att.Leave(p, why)
 	}
-	att.Retire()
+	b.cleanUp(context.Background(), att)
+	b.letGo(att, att.Retire)
 }
 
 // unwanted is the error for a server that is not to be used, or not by this binding.

@@ -48,6 +48,8 @@ type call struct {
 	twice bool          // the server says that it may be executed twice, and its configuration believes that
 	maybe bool          // its first attempt may have been executed
 	leave func()        // ends the waiting for a connection, or nil
+
+	notice string // to be said with the result, or ""
 }
 
 // begin registers a request of the client. An id that is in flight is the sender's
@@ -79,7 +81,7 @@ func (k *call) Note(p mux.Pieces) {
 // Done implements mux.Outlet: the request has ended.
 func (k *call) Done(p mux.Pieces) {
 	k.mu.Lock()
-	again, on, leave := k.done, k.on, k.leave
+	again, on, leave, notice := k.done, k.on, k.leave, k.notice
 	k.done = true
 	k.mu.Unlock()
 	if again {
@@ -93,6 +95,9 @@ func (k *call) Done(p mux.Pieces) {
 	k.c.mu.Unlock()
 	if on != nil {
 		on(isResult(p))
+	}
+	if notice != "" {
+		p = withNotice(p, notice)
 	}
 	k.out.Done(p)
 	k.c.exit()
@@ -290,22 +295,13 @@ func (s *Session) single(k *call, f wire.Frame, r wire.Routing) {
 	switch {
 	case err != nil:
 		k.fail(err)
+	case listing == nil && b.unleased() != nil:
+		k.fail(errUndeclared(f.Method))
 	case listing == nil: // not declared: the server says what it thinks of that
 		s.forward(k, b, f, r)
 	default:
 		k.result(listed(listing, kind, f.Method, k.c.era(), spoken))
 	}
-}
-
-// listOf reads a list through an attachment, with a new one if the old is of no use, and
-// returns the era in which its server speaks.
-func listOf(ctx context.Context, b *binding, kind pool.Kind) (l *pool.Listing, spoken era.Era, err error) {
-	err = b.with(ctx, func(att *pool.Attachment) error {
-		l, err = att.List(ctx, kind)
-		spoken = att.Era()
-		return err
-	})
-	return l, spoken, err
 }
 
 // with runs f with the live attachment, and once more with a new one when the first
@@ -348,11 +344,13 @@ func (s *Session) forward(k *call, b *binding, f wire.Frame, r wire.Routing) {
 // says that this is the second attempt.
 func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again bool) {
 	p := b.peer(k.c)
-	err := b.with(s.ctx, func(att *pool.Attachment) error {
+	ctx, over := k.waiting(b)
+	defer over()
+	err := b.with(ctx, func(att *pool.Attachment) error {
 		if err := allowed(att, f, r); err != nil {
 			return err
 		}
-		if err := k.await(b, att); err != nil {
+		if err := k.await(ctx, b, att); err != nil {
 			return err
 		}
 		twice := att.Settings().Retry == config.RetryIdempotent && f.Method == wire.ToolsCall && repeatable(att, f, r)
@@ -366,6 +364,10 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 		if err := p.admit(att, f, r); err != nil {
 			return err
 		}
+		if f.Method == wire.ToolsCall {
+			k.mention(b.takeLoss())
+			b.used.Store(att) // before it is sent, for the answer may end the session (N5)
+		}
 		mc, err := p.cross(att, k, f, r)
 		if mc != nil {
 			k.sent(mc, again)
@@ -377,28 +379,39 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 	}
 }
 
-// await waits while the server recovers (R3): as long as the client wants the call, and
-// not longer than the call may take.
-func (k *call) await(b *binding, att *pool.Attachment) error {
+// await waits under ctx while the server recovers (R3), not longer than the call may take.
+func (k *call) await(ctx context.Context, b *binding, att *pool.Attachment) error {
 	if att.Live() {
 		return nil
 	}
-	ctx, leave := context.WithCancelCause(b.s.ctx)
-	defer leave(nil)
 	if limit := att.Settings().CallTimeout; limit > 0 {
 		err := fault.New(fault.CallTimeout, "server %q is being started again and was not there within %s; callTimeout of the server sets the limit", b.name, limit)
 		err.Server, err.Sent = b.name, fault.SentNo
+		var leave context.CancelCauseFunc
+		ctx, leave = context.WithCancelCause(ctx)
+		defer leave(nil)
 		timer := time.AfterFunc(limit, func() { leave(err) })
 		defer timer.Stop()
 	}
-	k.mu.Lock()
-	done := k.done
-	k.leave = func() { leave(errCancelled) }
-	k.mu.Unlock()
-	if done {
-		return nil
-	}
 	return att.Wait(ctx)
+}
+
+// waiting returns a context for what may have to wait until the server is there: it ends
+// with the session, and when the client wants no answer any more. Nothing waits where
+// there is a live connection.
+func (k *call) waiting(b *binding) (ctx context.Context, over func()) {
+	ctx = b.s.ctx
+	if att := b.current(); att != nil && att.Live() {
+		return ctx, func() {}
+	}
+	ctx, leave := context.WithCancelCause(ctx)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.done {
+		leave(errCancelled)
+	}
+	k.leave = func() { leave(errCancelled) }
+	return ctx, func() { leave(nil) }
 }
 
 var errCancelled = errors.New("the client wants no answer any more")

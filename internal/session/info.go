@@ -2,6 +2,7 @@ package session
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -21,7 +22,9 @@ type Info struct {
 	Clients      []ClientInfo `json:"clients"`
 	Connections  []string     `json:"connections"` // ids of those it is attached to
 	// Tools is the session's own filter, nil if it has none.
-	Tools *Tools `json:"tools,omitempty"`
+	Tools    *Tools        `json:"tools,omitempty"`
+	Leases   []LeaseInfo   `json:"leases"`
+	Cleanups []CleanupInfo `json:"cleanups"` // the last ones
 }
 
 // ClientInfo describes a client.
@@ -48,7 +51,7 @@ func (m *Manager) List(principal string, admin bool) []Info {
 	m.mu.Unlock()
 	for i, list := range bindings {
 		for _, b := range list {
-			infos[i].Connections = append(infos[i].Connections, b.connections()...)
+			infos[i].uses(b)
 		}
 	}
 	slices.SortFunc(infos, func(a, b Info) int {
@@ -69,16 +72,23 @@ func (m *Manager) Get(principal string, admin bool, id string) (Info, error) {
 	order := slices.Clone(s.order)
 	m.mu.Unlock()
 	for _, b := range order {
-		info.Connections = append(info.Connections, b.connections()...)
+		info.uses(b)
 	}
 	return info, nil
+}
+
+// uses adds what a binding is attached to.
+func (i *Info) uses(b *binding) {
+	i.Connections = append(i.Connections, b.connections()...)
+	i.Leases = append(i.Leases, b.leased()...)
 }
 
 func (s *Session) infoLocked() Info {
 	i := Info{
 		ID: s.id, Principal: s.principal, State: s.state, Named: !s.minted, Workspace: s.workspace, CreatedAt: s.created,
 		LastActivity: s.lastActivity, InFlight: s.inFlight, Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
-		Tools: s.tools.Load(),
+		Tools:  s.tools.Load(),
+		Leases: []LeaseInfo{}, Cleanups: append([]CleanupInfo{}, s.cleanups...),
 	}
 	for c := range s.clients {
 		i.Clients = append(i.Clients, ClientInfo{ID: c.id, Name: c.info, Server: c.scope, Version: c.Version(), CreatedAt: c.created})
@@ -89,18 +99,19 @@ func (s *Session) infoLocked() Info {
 
 // Stats are totals of the manager.
 type Stats struct {
-	Sessions map[State]int `json:"sessions"`
-	Clients  int           `json:"clients"`
-	InFlight int           `json:"inFlight"`
-	Max      int           `json:"max"`
-	Evicted  int64         `json:"evicted"` // ended to make room (N2)
+	Sessions map[State]int     `json:"sessions"`
+	Clients  int               `json:"clients"`
+	InFlight int               `json:"inFlight"`
+	Max      int               `json:"max"`
+	Evicted  int64             `json:"evicted"`  // ended to make room (N2)
+	Cleanups map[Outcome]int64 `json:"cleanups"` // so far, by how they went (N5)
 }
 
 // Stats counts what there is now.
 func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.live.Load().Limits.Max, Evicted: m.evicted}
+	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.live.Load().Limits.Max, Evicted: m.evicted, Cleanups: maps.Clone(m.cleanups)}
 	for _, s := range m.sessions {
 		st.Sessions[s.state]++
 		st.InFlight += s.inFlight

@@ -18,16 +18,20 @@ import (
 	"roundhouse/internal/config"
 	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
+	"roundhouse/internal/instance"
 	"roundhouse/internal/pool"
 )
 
 // Config says how a Manager works.
 type Config struct {
 	Settings
-	Pool    *pool.Pool   // required
-	Version string       // of roundhouse, told to clients of the aggregate
-	Log     *slog.Logger // nil discards
-	Events  *event.Feed  // takes what happens to sessions; nil discards
+	Pool *pool.Pool // required
+	// Instances lends those of exclusive servers; the Manager configures it, and Shutdown
+	// gives everything back to it. Nil is fine where there are no such servers.
+	Instances *instance.Pools
+	Version   string       // of roundhouse, told to clients of the aggregate
+	Log       *slog.Logger // nil discards
+	Events    *event.Feed  // takes what happens to sessions; nil discards
 }
 
 // Settings are what Configure may change while a Manager runs.
@@ -45,9 +49,10 @@ type Settings struct {
 // Manager holds the sessions. Its methods may be called at any time; Shutdown ends
 // it for good.
 type Manager struct {
-	cfg  Config                   // constant; its Settings are those of the start
-	live atomic.Pointer[settings] // written with mu held
-	wg   sync.WaitGroup           // acquires, endings; started through spawn
+	cfg      Config                   // constant; its Settings are those of the start
+	live     atomic.Pointer[settings] // written with mu held
+	wg       sync.WaitGroup           // acquires, endings; started through spawn
+	acquires atomic.Uint64            // so far; bindings are given back in the reverse order (N4)
 
 	mu       sync.Mutex
 	sessions map[key]*Session
@@ -55,6 +60,7 @@ type Manager struct {
 	closed   bool               // nothing new, not even goroutines
 	draining bool               // no new sessions and requests
 	evicted  int64
+	cleanups map[Outcome]int64
 }
 
 // key names a session: ids belong to their principal (N2).
@@ -65,7 +71,10 @@ func NewManager(cfg Config) *Manager {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Manager{cfg: cfg, sessions: map[key]*Session{}, clients: map[string]*Client{}}
+	m := &Manager{cfg: cfg, sessions: map[key]*Session{}, clients: map[string]*Client{}, cleanups: map[Outcome]int64{}}
+	if cfg.Instances != nil {
+		cfg.Instances.Configure(cfg.Servers)
+	}
 	m.live.Store(newSettings(cfg.Settings))
 	return m
 }
@@ -118,11 +127,11 @@ func (m *Manager) Serves(scope string) error {
 }
 
 // Separates reports whether the aggregate has a usable server that sessions must not
-// share, and that is not known to speak the newer era, in which it keeps nothing of
-// them.
+// share, and that is exclusive, or not known to speak the newer era, in which it keeps
+// nothing of them.
 func (m *Manager) Separates(principal string) bool {
 	return slices.ContainsFunc(m.live.Load().Servers, func(s *config.Server) bool {
-		return s.DisabledReason == "" && s.Sharing != config.Shared && !m.cfg.Pool.SpeaksModern(pool.Want{Server: s, Principal: principal})
+		return s.DisabledReason == "" && s.Sharing != config.Shared && (s.Sharing == config.Exclusive || !m.cfg.Pool.SpeaksModern(pool.Want{Server: s, Principal: principal}))
 	})
 }
 

@@ -47,11 +47,12 @@ type Session struct {
 	holder       *pool.Holder  // nil while dormant
 	rested       chan struct{} // closed when what it had before its last sleep is given back; nil before that
 	bindings     map[bindKey]*binding
-	order        []*binding // of acquisition
+	order        []*binding // in the order in which they were made
 	timer        *time.Timer
 	idle         chan struct{} // closed when inFlight becomes 0 while draining
 	cause        *fault.Error  // why it ends
 	ending       bool          // somebody runs finishEnd
+	cleanups     []CleanupInfo // the last ones
 }
 
 func newSession(m *Manager, principal, id, workspace string, minted bool) *Session {
@@ -133,7 +134,8 @@ func (s *Session) sleepLocked() (release func()) {
 		defer close(rested)
 		s.m.cfg.Log.Info("session dormant", "session", s.id)
 		s.publish(event.SessionDormant, "")
-		for _, b := range slices.Backward(order) {
+		s.cleanUp(order)
+		for _, b := range slices.Backward(inOrder(order)) {
 			b.rest(errEnded)
 		}
 		holder.Release()
@@ -190,7 +192,7 @@ func (s *Session) enterLocked() (begin func()) {
 	}
 	return func() {
 		if rested != nil {
-			<-rested // what is given back must not be used; nothing waits on the way there
+			<-rested // what is given back must not be used; clean-ups on the way there have their time
 		}
 		if woke {
 			s.m.cfg.Log.Info("session active", "session", s.id)
@@ -231,7 +233,7 @@ func (s *Session) beginEndLocked(why *fault.Error) {
 }
 
 // finishEnd is the one teardown path (N4): wait for calls unless force, cancel what
-// is left, release in reverse order, forget. The first caller does it; others wait
+// is left, clean up, release in reverse order, forget. The first caller does it; others wait
 // for it.
 func (s *Session) finishEnd(ctx context.Context, force bool) {
 	m := s.m
@@ -256,7 +258,7 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	}
 	s.cancel(s.cause)
 	m.mu.Lock()
-	clients := s.clients
+	clients, rested := s.clients, s.rested
 	holder, order := s.holder, s.order
 	s.clients, s.holder, s.order, s.bindings = nil, nil, nil, nil
 	for c := range clients {
@@ -266,7 +268,14 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	for c := range clients {
 		c.end(s.cause)
 	}
-	for _, b := range slices.Backward(order) {
+	if rested != nil {
+		<-rested // it was falling asleep
+	}
+	for _, b := range order {
+		b.silence(s.cause)
+	}
+	s.cleanUp(order)
+	for _, b := range slices.Backward(inOrder(order)) {
 		b.release(s.cause)
 	}
 	if holder != nil {

@@ -291,11 +291,7 @@ func (c *Client) meet(ctx context.Context) (*binding, *pool.Handshake, error) {
 		return nil, nil, err
 	}
 	b.peer(c)
-	var h *pool.Handshake
-	err = b.with(ctx, func(att *pool.Attachment) error {
-		h, err = att.Handshake(ctx)
-		return err
-	})
+	h, err := b.handshake(ctx)
 	return b, h, err
 }
 

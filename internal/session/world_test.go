@@ -11,6 +11,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
+	"roundhouse/internal/instance"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/upstream"
@@ -20,8 +21,9 @@ import (
 // A world is a Manager over a real pool, whose servers live in memory.
 type world struct {
 	*testing.T
-	m    *Manager
-	pool *pool.Pool
+	m         *Manager
+	pool      *pool.Pool
+	instances *instance.Pools
 
 	mu    sync.Mutex
 	links []*link
@@ -43,11 +45,18 @@ func inWorld(t *testing.T, limits config.Sessions, servers []*config.Server, tes
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t}
 		w.pool = pool.New(pool.Config{Dial: w.dial, DrainDelay: 30 * time.Second})
-		w.m = NewManager(Config{Pool: w.pool, Settings: Settings{Servers: servers, Limits: limits, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute, DrainDelay: 30 * time.Second}, Version: "test"})
+		starter := instance.NewStarter(w.pool, t.TempDir(), nil)
+		w.instances = instance.New(instance.Config{Launcher: starter})
+		w.m = NewManager(Config{Pool: w.pool, Instances: w.instances, Settings: Settings{Servers: servers, Limits: limits, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute, DrainDelay: 30 * time.Second}, Version: "test"})
 		test(w)
 		w.m.Drain()
 		w.m.Shutdown(context.Background())
+		if r := w.instances.Drain(context.Background()); len(r.Lent) > 0 {
+			t.Errorf("still lent: %+v", r.Lent)
+		}
 		w.pool.Drain(context.Background(), true)
+		w.instances.Join()
+		starter.Close()
 		if st := w.m.Stats(); st.Clients+st.InFlight+len(w.m.sessions) != 0 {
 			t.Errorf("left: %+v", st)
 		}

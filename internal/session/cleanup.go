@@ -1,0 +1,109 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/event"
+	"roundhouse/internal/pool"
+)
+
+// Outcome is how a clean-up went (N5).
+type Outcome string
+
+// The outcomes.
+const (
+	CleanupOK      Outcome = "ok"
+	CleanupFailed  Outcome = "failed"
+	CleanupTimeout Outcome = "timeout"
+	CleanupSkipped Outcome = "skipped" // nothing was called, or it would concern other sessions
+)
+
+var outcomes = []Outcome{CleanupOK, CleanupFailed, CleanupTimeout, CleanupSkipped}
+
+// CleanupInfo describes a clean-up.
+type CleanupInfo struct {
+	Server     string    `json:"server"`
+	Tool       string    `json:"tool"`
+	Outcome    Outcome   `json:"outcome"`
+	Reason     string    `json:"reason,omitempty"` // why it was skipped, or failed
+	At         time.Time `json:"at"`
+	DurationMs int64     `json:"durationMs"`
+}
+
+const (
+	cleanupTool  = "cleanup_session" // of servers that name none in their configuration
+	cleanupLimit = 10 * time.Second  // for all clean-ups of a session together
+	cleanupsKept = 32                // in a session's description
+)
+
+// cleanUp tells the servers behind bindings that the session has used them for the last
+// time, before their connections are released (N5): each once for what was called since
+// the last time, all at once, on a context of its own. Calls must have ended. Nobody is
+// told who was not used, nor on a shared connection, where other sessions would suffer,
+// unless the configuration wants that.
+func (s *Session) cleanUp(order []*binding) {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupLimit)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, b := range order {
+		if att := b.current(); att != nil {
+			wg.Go(func() { b.cleanUp(ctx, att) })
+		}
+	}
+	wg.Wait()
+}
+
+// cleanUp is the clean-up of one attachment.
+func (b *binding) cleanUp(ctx context.Context, att *pool.Attachment) {
+	server := att.Settings()
+	call := server.Cleanup.ToolCall
+	if call.Tool == "" {
+		if !att.HasTool(cleanupTool) {
+			return
+		}
+		call = config.ToolCall{Tool: cleanupTool}
+	}
+	done := CleanupInfo{Server: b.name, Tool: call.Tool, Outcome: CleanupSkipped, At: time.Now()}
+	switch used := b.used.CompareAndSwap(att, nil); {
+	case !used:
+		done.Reason = "no tool was called"
+	case !att.Own() && !server.Cleanup.Shared:
+		done.Reason = "other sessions use the connection; cleanup.shared of the server sets it"
+	case !att.Live():
+		done.Reason = "the connection has ended"
+	default:
+		one, cancel := context.WithTimeout(ctx, server.Cleanup.Timeout)
+		err := att.Call(one, call)
+		cancel()
+		switch {
+		case err == nil:
+			done.Outcome = CleanupOK
+		case errors.Is(err, context.DeadlineExceeded):
+			done.Outcome, done.Reason = CleanupTimeout, "no answer in time"
+		default:
+			done.Outcome, done.Reason = CleanupFailed, err.Error()
+		}
+		done.DurationMs = time.Since(done.At).Milliseconds()
+	}
+	b.s.cleaned(done)
+}
+
+// cleaned logs, counts and keeps the outcome of a clean-up.
+func (s *Session) cleaned(done CleanupInfo) {
+	m := s.m
+	log := m.cfg.Log.Info
+	if done.Outcome == CleanupFailed || done.Outcome == CleanupTimeout {
+		log = m.cfg.Log.Warn
+	}
+	log("clean-up "+string(done.Outcome), "session", s.id, "server", done.Server, "tool", done.Tool, "reason", done.Reason)
+	m.cfg.Events.Publish(event.Event{Kind: event.SessionCleanup, Principal: s.principal, Session: s.id, Server: done.Server, Outcome: string(done.Outcome), Reason: done.Reason})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cleanups[done.Outcome]++
+	s.cleanups = append(s.cleanups, done)
+	s.cleanups = s.cleanups[max(0, len(s.cleanups)-cleanupsKept):]
+}

@@ -1,0 +1,305 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/wire"
+)
+
+// exclusive is a server of which there may be max instances.
+func exclusive(name string, max int) *config.Server {
+	s := server(name)
+	s.Sharing = config.Exclusive
+	s.Instances = config.Instances{Max: max, IdleTimeout: 5 * time.Minute, MaxWait: time.Minute, OnRelease: config.ReleaseDestroy}
+	s.Cleanup.Timeout = 5 * time.Second
+	return s
+}
+
+const echo = `{"name":"echo","ms":0}`
+
+// leases lists which session has which instance, as "session=instance".
+func (w *world) leases() (all []string) {
+	for _, i := range w.m.List("local", true) {
+		for _, l := range i.Leases {
+			all = append(all, i.ID+"="+l.Instance)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (w *world) expectLeases(want ...string) {
+	w.Helper()
+	if got := w.leases(); !slices.Equal(got, want) {
+		w.Fatalf("the leases are %v; want %v", got, want)
+	}
+}
+
+func (w *world) works(answer string) {
+	w.Helper()
+	if !strings.Contains(answer, `"result"`) {
+		w.Fatalf("got %s", answer)
+	}
+}
+
+// I2, I3: a session's first call leases an instance, which all its clients share and no
+// other session has; one that finds none waits until another session ends.
+func TestEachSessionHasAnInstanceOfItsOwn(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 2)}, func(w *world) {
+		a, again, b, c := w.client("browser", "a"), w.client("browser", "a"), w.client("browser", "b"), w.client("browser", "c")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		w.works(again.do(1, wire.ToolsCall, echo))
+		w.works(b.do(1, wire.ToolsCall, echo))
+		w.expectLeases("a=browser#1", "b=browser#2")
+		var wg sync.WaitGroup
+		wg.Go(func() { w.works(c.do(1, wire.ToolsCall, echo)) })
+		synctest.Wait()
+		w.expectLeases("a=browser#1", "b=browser#2")
+		if err := w.m.End(t.Context(), "local", false, "a", false); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		w.expectLeases("b=browser#2", "c=browser#3")
+	})
+}
+
+// I1: a handshake and lists need no lease, also when all instances are lent; in the
+// aggregate neither.
+func TestListingNeedsNoLease(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		a := w.client("browser", "a")
+		all := w.client("", "b")
+		for _, answer := range []string{a.do(1, wire.ToolsList, "{}"), all.do(1, wire.ToolsList, "{}")} {
+			if !strings.Contains(answer, "echo") {
+				t.Error(answer)
+			}
+		}
+		w.expectLeases()
+		w.works(a.do(2, wire.ToolsCall, echo))
+		late := w.client("browser", "c")
+		if answer := late.do(1, wire.ToolsList, "{}"); !strings.Contains(answer, "echo") {
+			t.Error(answer)
+		}
+		if answer := late.do(2, wire.PromptsList, "{}"); !strings.Contains(answer, "-32601") {
+			t.Error(answer) // the server has no prompts
+		}
+		w.expectLeases("a=browser#1")
+		if n := len(w.links); n != 1 {
+			t.Errorf("%d instances were started", n)
+		}
+	})
+}
+
+// I3: the error of one who waited too long reaches the client.
+func TestAClientThatWaitsTooLongIsToldWhoHasTheInstances(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		a, b := w.client("browser", "a"), w.client("browser", "b")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		answer := b.do(1, wire.ToolsCall, echo)
+		if !strings.Contains(answer, `"code":-32003`) || !strings.Contains(answer, "1 of 1 are lent to 1 session") {
+			t.Error(answer)
+		}
+	})
+}
+
+// I3: a call that is cancelled while it waits leaves the queue, so that its session gets no
+// instance that it does not want; another call of the session still does.
+func TestACancelledCallDoesNotLeaseAnInstance(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		a, b, c := w.client("browser", "a"), w.client("browser", "b"), w.client("browser", "c")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		var wg sync.WaitGroup
+		x := newTray()
+		wg.Go(func() { b.Session().Do(b, frame(7, wire.ToolsCall, echo), x) })
+		synctest.Wait()
+		wg.Go(func() { w.works(c.do(1, wire.ToolsCall, echo)) })
+		synctest.Wait()
+		cancel, err := wire.Parse(wire.NewNotification(wire.Cancelled, []byte(`{"requestId":7}`)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Session().Do(b, cancel, x)
+		synctest.Wait()
+		w.works(w.ended("a"))
+		wg.Wait()
+		w.expectLeases("c=browser#2")
+		var later sync.WaitGroup
+		later.Go(func() { w.works(b.do(8, wire.ToolsCall, echo)) })
+		synctest.Wait()
+		w.works(w.ended("c"))
+		later.Wait()
+		w.expectLeases("b=browser#3")
+	})
+}
+
+// ended ends a session; what it returns is like the answer of a call.
+func (w *world) ended(id string) string {
+	if err := w.m.End(context.Background(), "local", false, id, true); err != nil {
+		return err.Error()
+	}
+	return `"result"`
+}
+
+// N3, I2: a session that sleeps gives its instance back, and has another when it wakes.
+func TestADormantSessionHasNoInstance(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		a, b := w.client("browser", "a"), w.client("browser", "b")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		time.Sleep(11 * time.Minute)
+		w.expectLeases()
+		w.works(b.do(1, wire.ToolsCall, echo))
+		time.Sleep(11 * time.Minute)
+		w.works(a.do(2, wire.ToolsCall, echo))
+		w.expectLeases("a=browser#3")
+	})
+}
+
+// I4, N6: a session whose instance has ended by itself gets another with its next call, whose
+// result says so, once.
+func TestASessionThatLostItsInstanceGetsAnotherAndIsTold(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		w.on = func(l *link, f wire.Frame) bool {
+			if f.Method == wire.ToolsCall {
+				l.wg.Go(func() {
+					l.say(wire.Result(f.ID(), []byte(`{"content":[{"type":"text","text":"page"}],"n":9007199254740993}`)))
+				})
+			}
+			return f.Method == wire.ToolsCall
+		}
+		a := w.client("browser", "a")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		w.link("browser").Abort(errors.New("signal: killed"))
+		synctest.Wait()
+		w.expectLeases()
+		answer := a.do(2, wire.ToolsCall, echo)
+		for _, want := range []string{`"content":[{"type":"text","text":"roundhouse: the instance of browser`, `"},{"type":"text","text":"page"}],"n":9007199254740993}`} {
+			if !strings.Contains(answer, want) {
+				t.Errorf("%s\nlacks %s", answer, want)
+			}
+		}
+		w.expectLeases("a=browser#2")
+		if answer := a.do(3, wire.ToolsCall, echo); strings.Contains(answer, "roundhouse") {
+			t.Error(answer)
+		}
+	})
+}
+
+// I2: an instance can be given back before the session ends.
+func TestALeaseCanBeReleased(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1), server("files")}, func(w *world) {
+		a := w.client("browser", "a")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		if err := w.m.ReleaseLease("other", false, "a", "browser"); !fault.Is(err, fault.UnknownSession) {
+			t.Error(err)
+		}
+		if err := w.m.ReleaseLease("local", false, "a", "files"); !fault.Is(err, fault.UnknownServer) {
+			t.Error(err)
+		}
+		if err := w.m.ReleaseLease("local", false, "a", "browser"); err != nil {
+			t.Error(err)
+		}
+		w.expectLeases()
+		w.works(a.do(2, wire.ToolsCall, echo))
+		w.expectLeases("a=browser#2")
+	})
+}
+
+// N4: what a session has is given back in the reverse order of acquisition, which is not
+// that in which its clients came.
+func TestLeasesAreReleasedInReverseOrder(t *testing.T) {
+	var logged lines
+	inWorld(t, usual, []*config.Server{exclusive("one", 1), exclusive("two", 1), exclusive("three", 1)}, func(w *world) {
+		w.m.cfg.Log = slog.New(slog.NewTextHandler(&logged, nil))
+		clients := map[string]*Client{}
+		for _, name := range []string{"one", "two", "three"} {
+			clients[name] = w.client(name, "a")
+		}
+		for _, name := range []string{"two", "three", "one"} {
+			w.works(clients[name].do(1, wire.ToolsCall, echo))
+		}
+		w.works(w.ended("a"))
+	})
+	var order []string
+	for _, line := range logged.all {
+		if strings.Contains(line, "instance released") {
+			order = append(order, line[strings.Index(line, "instance=")+len("instance="):strings.LastIndex(line, "#")])
+		}
+	}
+	if !slices.Equal(order, []string{`"one`, `"three`, `"two`}) && !slices.Equal(order, []string{"one", "three", "two"}) {
+		t.Error(order)
+	}
+}
+
+// lines keeps what is logged.
+type lines struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, string(b))
+	return len(b), nil
+}
+
+// I1: a changed configuration gives the session another instance with its next call, when
+// the old one has nothing in flight any more.
+func TestAChangedConfigurationReplacesTheInstance(t *testing.T) {
+	old := exclusive("browser", 1)
+	inWorld(t, usual, []*config.Server{old}, func(w *world) {
+		a := w.client("browser", "a")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		changed := *old
+		changed.Args = []string{"--new"}
+		w.m.Configure(Settings{Servers: []*config.Server{&changed}, Limits: usual, ListWait: 15 * time.Second, DrainDelay: 30 * time.Second})
+		time.Sleep(time.Second)
+		w.expectLeases()
+		w.works(a.do(2, wire.ToolsCall, echo))
+		w.expectLeases("a=browser#1") // the first of the new pool
+		if l := w.link("browser"); !slices.Equal(l.server.Args, changed.Args) {
+			t.Error(l.server.Args)
+		}
+	})
+}
+
+// I2, M8: a request that names no session shares its session with everybody of its
+// principal, so that it can have no instance.
+func TestANamelessVisitorGetsNoInstance(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		if !w.m.Separates("local") {
+			t.Error("the aggregate is served without a session")
+		}
+		c, err := w.m.Visit(Visit{Principal: "local", Scope: "browser", Capabilities: noCapabilities})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Leave()
+		if _, err := c.Discover(t.Context()); err == nil {
+			t.Error("it is told of the server")
+		}
+		if answer := c.do(1, wire.ToolsCall, echo); !strings.Contains(answer, "-32022") {
+			t.Error(answer)
+		}
+		named, err := w.m.Visit(Visit{Principal: "local", Session: "mine", Scope: "browser", Capabilities: noCapabilities})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer named.Leave()
+		w.works(named.do(1, wire.ToolsCall, echo))
+		w.expectLeases("mine=browser#1")
+	})
+}
+
+var _ pool.Link = (*link)(nil)
