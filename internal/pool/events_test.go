@@ -99,10 +99,12 @@ func TestAnEventNamesThePrincipalOfAConnection(t *testing.T) {
 		x := want(server, nil)
 		x.Principal = "alice"
 		w.acquireWith(w.pool.NewHolder("a"), x)
+		synctest.Wait() // events of different entries have no order
 		all := *server
 		all.ShareAcrossPrincipals, all.Args = true, []string{"all"}
 		x.Server = &all
 		w.acquireWith(w.pool.NewHolder("a"), x)
+		synctest.Wait()
 		own := *server
 		own.Sharing, own.Args = config.Session, []string{"own"}
 		x.Server, x.Principal = &own, "bob"

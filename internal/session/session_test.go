@@ -40,6 +40,7 @@ func TestASessionCanBeSeenByItsPrincipal(t *testing.T) {
 		closed()
 		closed()
 		<-x.done
+		synctest.Wait() // the session learns of it after the client
 		if s, _ := w.m.Get("", true, "run-1"); s.Streams != 0 || s.InFlight != 0 || !s.LastActivity.Equal(time.Now()) {
 			t.Errorf("%+v", s)
 		}
