@@ -135,7 +135,6 @@ var (
 	errTotal      = errors.New("the call took too long")
 	errClientGone = errors.New("the client left")
 	errShutdown   = errors.New("roundhouse is shutting down")
-	errSealed     = errors.New("the session is sealed")
 )
 
 // ErrAborted ends an answer whose connection is to be broken off, lest a client take
@@ -244,18 +243,6 @@ func (m *Models) Close(ctx context.Context) int {
 		u.transport.CloseIdleConnections()
 	}
 	return left
-}
-
-// Sealed cancels the calls of a session that are under way: it was sealed or deleted, and
-// they cannot be stored any more (C15).
-func (m *Models) Sealed(principal, id string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, t := range m.turns {
-		if t.key.Principal == principal && t.key.ID == id {
-			t.cancel(errSealed)
-		}
-	}
 }
 
 // tidying is how often what is stored is looked through.

@@ -138,8 +138,6 @@ func (t *turn) interrupted(e *ending, cause error) {
 		e.result.Outcome, e.result.Error = store.ClientGone, cause.Error()
 	case errShutdown:
 		e.result.Outcome, e.result.Error, e.failure = store.Lost, cause.Error(), errStopping
-	case errSealed:
-		e.failure = sealed(cause)
 	}
 }
 

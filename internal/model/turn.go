@@ -133,8 +133,6 @@ func (t *turn) unsent(err error) ending {
 		e.result.Outcome, e.result.Error = store.ClientGone, cause.Error()
 	case errShutdown:
 		e.result.Outcome, e.result.Error = store.Lost, cause.Error()
-	case errSealed:
-		e.failure = sealed(cause)
 	}
 	return e
 }
