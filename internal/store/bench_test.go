@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // BenchmarkCommit measures recorded calls (an intent and a result of 4 KB each, every
@@ -51,6 +52,23 @@ func BenchmarkCommit(b *testing.B) {
 }
 
 // BenchmarkCalls measures reading calls with their contents.
+// Each model call asks for its session before it is sent.
+func BenchmarkSession(b *testing.B) {
+	s, err := Open(b.Context(), Config{Path: filepath.Join(b.TempDir(), "roundhouse.db")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.SaveSession(b.Context(), Session{SessionKey: key, Created: time.Now(), LastActivity: time.Now()}); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := s.Session(b.Context(), key.Principal, key.ID); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func BenchmarkCalls(b *testing.B) {
 	s := openAt(b, filepath.Join(b.TempDir(), "bench.db"), hooks{pragmas: noSync})
 	body := noise(4000)

@@ -178,14 +178,19 @@ func pages[T any](after int64, fetch func(after int64) ([]T, error), position fu
 }
 
 // readRows runs a query on a connection for reading, until its end or maxPage bytes.
-func readRows[T any](ctx context.Context, s *Store, query string, args []any, scan func(*sql.Rows) (T, int, error)) (page []T, err error) {
+func readRows[T any](ctx context.Context, s *Store, query string, args []any, scan func(*sql.Rows) (T, int, error)) ([]T, error) {
 	rows, err := s.read.QueryContext(ctx, query, args...)
+	return collect(s, rows, err, scan)
+}
+
+// collect reads what a query has found, and closes it; err is the query's.
+func collect[T any](s *Store, rows *sql.Rows, err error, scan func(*sql.Rows) (T, int, error)) (page []T, failed error) {
 	if err != nil {
 		return nil, s.readFailure(err)
 	}
 	defer func() {
-		if closeErr := rows.Close(); err == nil && closeErr != nil {
-			err = s.readFailure(closeErr)
+		if err := rows.Close(); failed == nil && err != nil {
+			failed = s.readFailure(err)
 		}
 	}()
 	for size := 0; size < maxPage && rows.Next(); {

@@ -123,19 +123,15 @@ type SessionFilter struct {
 
 // Session returns the newest life of the principal's session of that name.
 func (s *Store) Session(ctx context.Context, principal, id string) (Session, error) {
-	newest := Session{}
-	for v, err := range s.Sessions(ctx, SessionFilter{Principal: &principal, ID: id}) {
-		if err != nil {
-			return Session{}, err
-		}
-		if v.Incarnation > newest.Incarnation {
-			newest = v
-		}
-	}
-	if newest.Incarnation == 0 {
+	rows, err := s.newest.QueryContext(ctx, 0, principal, id)
+	found, err := collect(s, rows, err, scanSession)
+	switch {
+	case err != nil:
+		return Session{}, err
+	case len(found) == 0:
 		return Session{}, fmt.Errorf("read session %q: %w", id, ErrNotFound)
 	}
-	return newest, nil
+	return found[0], nil
 }
 
 // Sessions returns the sessions that the filter chooses, in the order of their

@@ -18,6 +18,7 @@ ON CONFLICT (principal, id, incarnation) WHERE deleted = 0 DO UPDATE SET
 SELECT s.key, s.principal, s.id, s.incarnation, s.kind, s.workspace, s.state, s.created, s.last_activity,
   s.metadata, s.clients, s.sealed, s.incomplete
 FROM sessions s WHERE s.deleted = 0 AND s.key > ?`
+	newestSession = selectSessions + ` AND s.principal = ? AND s.id = ? ORDER BY s.incarnation DESC LIMIT 1`
 
 	insertCall = `
 INSERT INTO calls (session, id, attempt, api, endpoint, model, upstream, policy, stream, start, header,

@@ -37,6 +37,7 @@ type Store struct {
 	// anchor is a connection that does nothing. SQLite removes its files beside the
 	// database with the last connection, and would make them anew for everybody to read.
 	anchor *sql.Conn
+	newest *sql.Stmt // newestSession, prepared: each model call asks it
 	wg     sync.WaitGroup
 	wake   chan struct{} // one waiting value says that the queue is to be looked at
 
@@ -118,6 +119,9 @@ func open(ctx context.Context, cfg Config, h hooks) (_ *Store, err error) {
 		return nil, err
 	}
 	if _, err := s.anchor.ExecContext(ctx, "SELECT 1 FROM sqlite_schema"); err != nil {
+		return nil, failure("read the database", err)
+	}
+	if s.newest, err = s.read.PrepareContext(ctx, newestSession); err != nil {
 		return nil, failure("read the database", err)
 	}
 	s.wg.Go(s.run)
@@ -239,6 +243,9 @@ func (s *Store) Close() error {
 // release closes what is open, the lock last.
 func (s *Store) release() error {
 	var errs []error
+	if s.newest != nil {
+		errs = append(errs, s.newest.Close())
+	}
 	if s.anchor != nil {
 		errs = append(errs, s.anchor.Close())
 	}
