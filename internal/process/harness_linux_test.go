@@ -24,8 +24,11 @@ const roleVar = "PROCESS_TEST_ROLE"
 
 func TestMain(m *testing.M) {
 	ReaperMain()
-	if os.Getenv(roleVar) == "daemon" {
+	switch os.Getenv(roleVar) {
+	case "daemon":
 		daemonMain()
+	case "first":
+		firstMain()
 	}
 	os.Exit(m.Run())
 }

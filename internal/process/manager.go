@@ -56,11 +56,13 @@ type Manager struct {
 	journal    *journal // nil without a state directory
 	swept      []string
 	metrics    metrics
+	disown     func() // ends what adopt began
 
 	// Guarded by mu.
-	mu     sync.Mutex
-	closed bool
-	live   map[*Process]bool // not known to be gone; whether it has been started
+	mu      sync.Mutex
+	closed  bool
+	live    map[*Process]bool // not known to be gone; whether it has been started
+	reapers map[int]struct{}  // pids of reapers that will be waited for; Linux only
 }
 
 // NewManager takes a journal of its own in the state directory and then ends
@@ -76,8 +78,9 @@ func NewManager(c Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{executable: executable, log: c.Log, metrics: newMetrics(), live: map[*Process]bool{}}
+	m := &Manager{executable: executable, log: c.Log, metrics: newMetrics(), live: map[*Process]bool{}, reapers: map[int]struct{}{}, disown: func() {}}
 	if c.StateDir == "" {
+		m.disown = m.adopt()
 		return m, nil
 	}
 	if m.journal, err = openJournal(c.StateDir); err != nil {
@@ -86,6 +89,7 @@ func NewManager(c Config) (*Manager, error) {
 	if m.swept, err = sweepJournals(c.StateDir, c.Log); err != nil {
 		return nil, errors.Join(fmt.Errorf("sweep process journals: %w", err), m.journal.remove())
 	}
+	m.disown = m.adopt()
 	return m, nil
 }
 
@@ -111,6 +115,7 @@ func (m *Manager) Close() error {
 	if closed {
 		return nil
 	}
+	m.disown()
 	if err := m.journal.remove(); err != nil {
 		return fmt.Errorf("remove process journal: %w", err)
 	}

@@ -38,6 +38,7 @@ type tree struct {
 	marker string
 	log    *slog.Logger
 	waits  waits
+	owner  *Manager
 	pid    int    // of the server
 	start  uint64 // of the server, as in the process table
 	reaper *os.Process
@@ -55,7 +56,7 @@ type tree struct {
 // must be started.
 func startTree(ctx context.Context, m *Manager, l launch, child stdio) (*tree, error) {
 	t := &tree{
-		server: l.server, marker: l.marker, log: m.log, waits: l.waits,
+		server: l.server, marker: l.marker, log: m.log, waits: l.waits, owner: m,
 		exited: make(chan struct{}), verdict: make(chan outcome, 1), gone: make(chan struct{}),
 	}
 	if err := t.startReaper(m.executable, child); err != nil {
@@ -97,8 +98,16 @@ func (t *tree) startReaper(executable string, child stdio) error {
 	})
 	if err != nil {
 		t.control.Close()
+		return err
 	}
-	return err
+	t.owner.own(t.reaper.Pid, true)
+	return nil
+}
+
+// waitReaper waits for the reaper.
+func (t *tree) waitReaper() {
+	t.reaper.Wait()
+	t.owner.own(t.reaper.Pid, false)
 }
 
 // launch sends the order and waits for its answer.
@@ -130,7 +139,7 @@ func (t *tree) abort() {
 		t.log.Warn("a failed start left processes", "server", t.server, "alive", o.alive, "err", o.err)
 	}
 	t.control.Close()
-	t.reaper.Wait()
+	t.waitReaper()
 }
 
 // takeOver kills the reaper, if it lives, and then what it leaves. The reaper
@@ -162,7 +171,7 @@ func (t *tree) watch(onGone func()) {
 	}
 	t.control.Close()
 	t.reaper.Kill() // Its work is done. It need not take the time to exit.
-	t.reaper.Wait()
+	t.waitReaper()
 	onGone()
 	close(t.gone)
 }
