@@ -214,3 +214,16 @@ func TestAFrontThatEndsAtOnceIsExplainedByItsOutput(t *testing.T) {
 		t.Errorf("startFront: %v", err)
 	}
 }
+
+// The memory of a process is its part of what it shares.
+func TestParseProportional(t *testing.T) {
+	const text = "55d0-7ffc ---p 00000000 00:00 0  [rollup]\nRss:                3380 kB\nPss:                1226 kB\nPss_Dirty:           512 kB\n"
+	if n, err := parseProportional([]byte(text)); err != nil || n != 1226<<10 {
+		t.Errorf("%d %v", n, err)
+	}
+	for _, bad := range []string{"", "Rss: 1 kB\n", "Pss: x kB\n"} {
+		if n, err := parseProportional([]byte(bad)); err == nil {
+			t.Errorf("%q gives %d", bad, n)
+		}
+	}
+}

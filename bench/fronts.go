@@ -109,7 +109,7 @@ func startFronts(ctx context.Context, dir string, bin binaries) ([]*front, error
 		}
 	}
 	inFront := func(name string, server map[string]any) (*front, error) {
-		config, err := writeConfig(dir, name, server)
+		config, err := writeConfig(dir, name, map[string]any{"echo": server})
 		if err != nil {
 			return nil, err
 		}
@@ -156,14 +156,14 @@ func startFronts(ctx context.Context, dir string, bin binaries) ([]*front, error
 	return fronts, nil
 }
 
-// writeConfig writes the configuration file of a roundhouse with one server, echo, and
+// writeConfig writes the configuration file of a roundhouse with these servers, and
 // returns its path. name is that of the front.
-func writeConfig(dir, name string, server map[string]any) (string, error) {
+func writeConfig(dir, name string, servers map[string]any) (string, error) {
 	state := filepath.Join(dir, name+".state")
 	if err := os.Mkdir(state, 0o700); err != nil {
 		return "", fmt.Errorf("make a state directory: %w", err)
 	}
-	text, err := json.Marshal(map[string]any{"mcpServers": map[string]any{"echo": server}, "stateDir": state})
+	text, err := json.Marshal(map[string]any{"mcpServers": servers, "stateDir": state})
 	if err != nil {
 		return "", fmt.Errorf("write a configuration: %w", err)
 	}

@@ -69,6 +69,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the measurement took more than %v", limit))
 	defer cancel()
+	progress("counting the processes of %d sessions with %d servers each", fleetSessions, fleetServers)
+	fleets, err := measureFleets(ctx, dir, bin)
+	if err != nil {
+		return err
+	}
 	fronts, err := startFronts(ctx, dir, bin)
 	defer func() { err = errors.Join(err, stopFronts(fronts)) }()
 	if err != nil {
@@ -79,6 +84,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	report := newReport(plan, results)
+	report.Fleets = fleets
 	if err := report.writeTable(stdout); err != nil {
 		return err
 	}

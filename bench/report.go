@@ -21,6 +21,7 @@ type report struct {
 	OtherCPU  float64       `json:"other_cpu"` // the median over all samples
 	Rows      []row         `json:"rows"`
 	Bars      []bar         `json:"bars"`
+	Fleets    []fleet       `json:"fleets"`
 }
 
 // row is a cell: each value is the median of the cell's samples.
@@ -173,6 +174,11 @@ func (r report) writeTable(w io.Writer) error {
 		r.GoVersion, r.CPUs, r.Rounds, r.Window, r.OtherCPU)
 	if err != nil {
 		return fmt.Errorf("write the table: %w", err)
+	}
+	for _, f := range r.Fleets {
+		if _, err := fmt.Fprintf(w, "%d sessions with %d servers each, %s: %d processes, %d MiB\n", fleetSessions, fleetServers, f.Name, f.Processes, f.Memory>>20); err != nil {
+			return fmt.Errorf("write the table: %w", err)
+		}
 	}
 	for _, b := range r.Bars {
 		measured := "not measured"
