@@ -103,7 +103,7 @@ func (b *binding) attach(ctx context.Context) (*pool.Attachment, error) {
 		case !errors.Is(err, pool.ErrReleased):
 			return att, err
 		case b.s.holding() == nil:
-			return nil, cmp.Or(context.Cause(b.s.ctx), error(errEnded))
+			return nil, b.s.whyEnded()
 		}
 		// Or it was still the acquire from before the session's last sleep.
 	}

@@ -313,6 +313,12 @@ func (b *binding) with(ctx context.Context, f func(*pool.Attachment) error) erro
 			return err
 		}
 		err = f(att)
+		if errors.Is(err, pool.ErrReleased) { // the session's end, or its sleep, came between
+			if b.s.holding() == nil {
+				return b.s.whyEnded()
+			}
+			err = b.lostAgain()
+		}
 		if try > 0 || !fault.SafeToRetry(err) || fault.Is(err, fault.CallTimeout) {
 			return err
 		}

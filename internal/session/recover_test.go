@@ -270,3 +270,24 @@ func TestTheEndOfASessionSaysThatItsCallsMayHaveBeenExecuted(t *testing.T) {
 		})
 	}
 }
+
+// N4: who waits for a server that recovers when the session ends learns of that end.
+func TestWhoWaitsForARecoveryLearnsOfTheSessionsEnd(t *testing.T) {
+	inWorld(t, usual, []*config.Server{lasting("a")}, func(w *world) {
+		w.client("a", "s")
+		w.slow(50 * time.Second)
+		w.kill("a")
+		failed := make(chan error, 1)
+		go func() {
+			_, err := w.initialize("a", "s")
+			failed <- err
+		}()
+		synctest.Wait()
+		if err := w.m.End(w.Context(), "local", false, "s", true); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-failed; !fault.Is(err, fault.UnknownSession) {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}

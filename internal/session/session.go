@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync/atomic"
@@ -148,6 +149,9 @@ func (s *Session) holding() *pool.Holder {
 	defer s.m.mu.Unlock()
 	return s.holder
 }
+
+// whyEnded returns why a session has ended that has no holder any more.
+func (s *Session) whyEnded() error { return cmp.Or(context.Cause(s.ctx), error(errEnded)) }
 
 // enter begins a request: it wakes a dormant session and keeps it awake until exit.
 func (s *Session) enter() error {
