@@ -132,7 +132,9 @@ func (p *Pool) spawnLocked(identity string, w Want, owner *Holder) *entry {
 	if owner != nil {
 		p.unpooled++
 		e.id = fmt.Sprintf("%s::unpooled-%d", e.name, p.unpooled)
-		owner.owned = append(owner.owned, e)
+		if owner.session == "" {
+			owner.owned = append(owner.owned, e)
+		}
 	}
 	if old := p.entries[e.id]; old != nil {
 		e.index, e.generation = old.index, old.generation+1 // S8: it takes the failed one's place

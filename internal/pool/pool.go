@@ -197,7 +197,7 @@ type Holder struct {
 	released bool
 	atts     map[*Attachment]struct{}
 	circuits map[string]*circuit // by identity, of its own connections that failed a moment ago
-	owned    []*entry            // every unpooled one that was made for it
+	owned    []*entry            // those that were made for it, if it keeps an instance
 }
 
 // NewHolder returns a Holder for a session, or with "" for an instance, which is nobody's

@@ -42,10 +42,10 @@ type binding struct {
 	old      map[*pool.Attachment]struct{} // those that the configuration has replaced, while calls are in flight there
 	err      error                         // of the last acquire
 	busy     chan struct{}                 // closed when the acquire under way has ended
-	giveUp   context.CancelCauseFunc       // of that acquire
+	giveUp   context.CancelCauseFunc       // of that acquire; nil if it is of no instance
 	waiting  int                           // for it
 	acquired uint64                        // which acquire of the manager's att is from
-	leases   map[*pool.Attachment]*lease   // of those attachments whose server is exclusive
+	leases   map[*pool.Attachment]*lease   // of those attachments whose server is exclusive; nil before the first
 	loss     string                        // what the next result says of an instance that has ended by itself, or ""
 	released bool
 	peers    map[*Client]*peer
@@ -82,7 +82,7 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	if s.holder == nil { // it has ended, or it is dormant and this is no request
 		return nil, cmp.Or(s.cause, errEnded)
 	}
-	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, era: k.era, only: k.only, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}, leases: map[*pool.Attachment]*lease{}}
+	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, era: k.era, only: k.only, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}}
 	s.bindings[k] = b
 	s.order = append(s.order, b)
 	return b, nil
@@ -123,8 +123,10 @@ func (b *binding) join(ctx context.Context) (*pool.Attachment, error) {
 			return nil, errEnded
 		}
 		busy := make(chan struct{})
-		var acquiring context.Context
-		acquiring, b.giveUp = context.WithCancelCause(b.s.ctx)
+		acquiring := b.s.ctx
+		if b.server != nil && b.server.Sharing == config.Exclusive {
+			acquiring, b.giveUp = context.WithCancelCause(acquiring)
+		}
 		b.busy = busy
 		b.mu.Unlock()
 		if !b.s.m.spawn(func() { b.acquire(acquiring, busy) }) {
@@ -148,7 +150,7 @@ func (b *binding) join(ctx context.Context) (*pool.Attachment, error) {
 	b.waiting--
 	switch {
 	case gaveUp == nil:
-	case b.busy == busy && b.waiting == 0 && b.server != nil && b.server.Sharing == config.Exclusive:
+	case b.busy == busy && b.waiting == 0 && b.giveUp != nil:
 		b.giveUp(errGivenUp)
 		fallthrough
 	default:
@@ -198,7 +200,10 @@ func (b *binding) acquireAs(ctx context.Context, server *config.Server) (done bo
 			att.Reconfigure(b.server)
 		}
 	}
-	b.giveUp(nil)
+	if b.giveUp != nil {
+		b.giveUp(nil)
+		b.giveUp = nil
+	}
 	b.busy, b.err = nil, err
 	var peers []*peer
 	late := err == nil && b.released

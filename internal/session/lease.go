@@ -40,6 +40,9 @@ func (b *binding) borrow(ctx context.Context, h *pool.Holder, server *config.Ser
 		return nil, err
 	}
 	b.mu.Lock()
+	if b.leases == nil {
+		b.leases = map[*pool.Attachment]*lease{}
+	}
 	b.leases[att] = &lease{got, time.Now()}
 	b.mu.Unlock()
 	b.s.m.cfg.Log.Info("instance leased", "session", b.s.id, "server", b.name, "instance", got.Instance())
