@@ -153,8 +153,17 @@ func TestSecondSignalSkipsTheGrace(t *testing.T) {
 func TestThirdSignalExitsAtOnce(t *testing.T) {
 	t.Parallel()
 	d := start(t, `{"shutdown": {"grace": "10m", "total": "20m"}, "mcpServers": {
-		"bad": {"command": "SERVER", "args": ["-ignore-eof", "-ignore-term"], "closeTimeouts": {"eof": "2s", "term": "100ms", "kill": "2s"}}}}`)
+		"bad": {"command": "SERVER", "args": ["-ignore-eof", "-ignore-term"], "closeTimeouts": {"eof": "100ms", "term": "100ms", "kill": "10m"}}}}`)
 	call := d.client("bad").begin("slow", `{"ms": 600000}`)
+	var reaper int
+	for pid, args := range d.leftovers("roundhouse") {
+		if strings.Contains(args, "reaper") {
+			reaper = pid
+		}
+	}
+	if err := syscall.Kill(reaper, syscall.SIGSTOP); reaper == 0 || err != nil { // until the daemon is gone nothing ends the server
+		t.Fatalf("stop the reaper %d: %v", reaper, err)
+	}
 	d.signal(syscall.SIGTERM)
 	eventually(t, "the daemon stops", func() bool { return d.do("GET", "/readyz", "").status == 503 })
 	d.signal(syscall.SIGTERM)
@@ -165,6 +174,9 @@ func TestThirdSignalExitsAtOnce(t *testing.T) {
 	}
 	if len(d.leftovers("badserver")) == 0 {
 		t.Error("the daemon waited for its server")
+	}
+	if err := syscall.Kill(reaper, syscall.SIGCONT); err != nil {
+		t.Error(err)
 	}
 	eventually(t, "no server is left", func() bool { return len(d.leftovers()) == 0 })
 }
