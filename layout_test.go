@@ -16,7 +16,7 @@ import (
 // face, a leaf no sibling (docs/design.md has the picture); a new edge is a decision
 // and is made here.
 var arrows = map[string][]string{
-	"cmd/roundhouse": {"config", "control", "daemon", "event", "fault", "instance", "pool", "process", "session", "shim", "socket", "sse", "wire"},
+	"cmd/roundhouse": {"config", "control", "daemon", "event", "fault", "instance", "pool", "process", "session", "shim", "socket", "sse", "store", "trace", "wire"},
 
 	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "instance", "pool", "process", "recorder", "session", "socket", "store"},
 

@@ -108,6 +108,24 @@ func completeSessions(cmd *cobra.Command, args []string, _ string) ([]cobra.Comp
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeTraces completes the first argument of a command, a recorded session.
+func completeTraces(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var names []cobra.Completion
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionWait)
+	defer cancel()
+	list, err := daemonOf(cmd).traces(ctx, "")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp // there is nothing to propose
+	}
+	for _, r := range list {
+		names = append(names, described(r.ID, r.State+", "+counted(r.Turns, "turn")))
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
 // described is a completion with a description for the shells that show one.
 func described(name, text string) cobra.Completion {
 	return cobra.CompletionWithDesc(oneLine(name), brief(text, 60))

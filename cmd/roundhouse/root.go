@@ -84,7 +84,7 @@ configuration is wrong.`,
 	connect := connectCommand()
 	connect.ValidArgsFunction = completeServers
 	root.AddCommand(serveCommand(), connect, psCommand(), sessionsCommand(), instancesCommand(), toolsCommand(), callCommand(), restartCommand(), logsCommand(), eventsCommand(),
-		configCommand(), completionCommand(), versionCommand())
+		tracesCommand(), exportCommand(), configCommand(), completionCommand(), versionCommand())
 	return root
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -34,6 +35,7 @@ func TestMain(m *testing.M) {
 // scriptCommands, and $SERVER, a server that answers and misbehaves on request.
 func TestScripts(t *testing.T) {
 	server := badserver.Path(t)
+	maps.Copy(scriptCommands, modelCommands)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
@@ -167,22 +169,28 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 		ts.Check(os.WriteFile(ts.MkAbs("serve.log"), []byte(d.log.String()), 0o600))
 	},
 	// examples runs the examples of every command's help, with a session called review,
-	// which has an instance of the server browser.
+	// which has an instance of the server browser, and some that are recorded.
 	// Those that serve run beside the script, on a free port, and those that follow
 	// something until there is something.
 	"examples": func(ts *testscript.TestScript, neg bool, args []string) {
 		openSession(ts, "review", "everything")
 		useServer(ts, "review", "browser")
+		for _, session := range []string{"review", "run-17", "old-run"} {
+			ask(ts, session, "hi")
+		}
 		for _, cmd := range allCommands(newRoot()) {
 			for line := range strings.Lines(cmd.Example) {
 				line = strings.TrimSpace(line)
 				ts.Logf("example: %s", line)
 				if cmd.Name() == "serve" && !strings.Contains(line, "install") {
-					startDaemon(ts, nil, "sh", "-c", "exec "+strings.ReplaceAll(line, ":7420", ":0")).stop(ts)
+					startDaemon(ts, nil, "sh", "-c", "ROUNDHOUSE_STATE_DIR=$HOME/second exec "+strings.ReplaceAll(line, ":7420", ":0")).stop(ts)
 					continue
 				}
-				if strings.Contains(line, " -f ") || cmd.Name() == "events" {
+				if tail := cmd.Name() == "tail"; tail || strings.Contains(line, " -f ") || cmd.Name() == "events" {
 					w := start(ts, nil, "sh", "-c", "exec "+line)
+					for tail && w.log.String() == "" { // it may not follow yet
+						ask(ts, "review", "hi")
+					}
 					w.sees(ts, regexp.MustCompile("."))
 					ts.Check(w.cmd.Process.Signal(os.Interrupt))
 					w.ended(ts, 0)
@@ -308,7 +316,7 @@ func start(ts *testscript.TestScript, inherited *os.File, command string, args .
 		b.cmd.ExtraFiles = []*os.File{inherited}
 	}
 	for _, name := range []string{"PATH", "HOME", "ROUNDHOUSE_STATE_DIR", "ROUNDHOUSE_LISTEN", "ROUNDHOUSE_CONFIG", "ROUNDHOUSE_NO_POOL",
-		"ROUNDHOUSE_SOCKET", "ROUNDHOUSE_URL", "ROUNDHOUSE_TOKEN", "SERVER", "TOKEN_ADMIN", "TOKEN_GUEST"} {
+		"ROUNDHOUSE_SOCKET", "ROUNDHOUSE_URL", "ROUNDHOUSE_TOKEN", "SERVER", "ENGINE", "TOKEN_ADMIN", "TOKEN_GUEST"} {
 		b.cmd.Env = append(b.cmd.Env, name+"="+ts.Getenv(name))
 	}
 	ts.Check(b.cmd.Start())

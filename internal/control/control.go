@@ -28,18 +28,17 @@ import (
 
 // Config says what the API shows.
 type Config struct {
-	Config    func() *config.Config      // the configuration as it is now; required
-	Pool      *pool.Pool                 // required
-	Instances *instance.Pools            // of exclusive servers; nil is none
-	Sessions  *session.Manager           // required
-	Processes *process.Manager           // whose processes are shown; nil is nobody's
-	Events    *event.Feed                // what /api/v1/events tells; nil is nothing
-	Store     *store.Store               // what is recorded; nil is nothing
-	Sealed    func(principal, id string) // hears of a session whose recording was sealed or deleted; nil is nobody
-	Log       *slog.Logger               // nil discards
-	Reload    func() Reloaded            // reads the configuration anew; required
-	Reloaded  func() *Reloaded           // what came of that last time, nil before the first; required
-	Metrics   prometheus.Gatherer        // what /metrics shows; nil is no such route
+	Config    func() *config.Config // the configuration as it is now; required
+	Pool      *pool.Pool            // required
+	Instances *instance.Pools       // of exclusive servers; nil is none
+	Sessions  *session.Manager      // required
+	Processes *process.Manager      // whose processes are shown; nil is nobody's
+	Events    *event.Feed           // what /api/v1/events tells; nil is nothing
+	Store     *store.Store          // what is recorded; nil is nothing
+	Log       *slog.Logger          // nil discards
+	Reload    func() Reloaded       // reads the configuration anew; required
+	Reloaded  func() *Reloaded      // what came of that last time, nil before the first; required
+	Metrics   prometheus.Gatherer   // what /metrics shows; nil is no such route
 	Version   string
 
 	KeepAlive     time.Duration // between comments on a silent stream; 0 is 15 s
@@ -67,9 +66,6 @@ func New(cfg Config) *Control {
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Sealed == nil {
-		cfg.Sealed = func(string, string) {}
 	}
 	c := &Control{cfg: cfg, started: time.Now()}
 	c.closing, c.close = context.WithCancel(context.Background())

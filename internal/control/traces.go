@@ -241,7 +241,6 @@ func (c *Control) seal(w http.ResponseWriter, r *http.Request, caller front.Call
 		sealed.Lost, err = c.cfg.Store.Seal(r.Context(), s.SessionKey)
 	}
 	if err == nil {
-		c.cfg.Sealed(s.Principal, s.ID)
 		s, err = c.recorded(r, caller)
 	}
 	if err == nil {
@@ -272,7 +271,6 @@ func (c *Control) deleteTurns(w http.ResponseWriter, r *http.Request, caller fro
 			front.WriteError(w, err)
 			return
 		}
-		c.cfg.Sealed(s.Principal, s.ID)
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
