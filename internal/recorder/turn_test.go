@@ -97,6 +97,20 @@ func TestStreamIsHeldAtItsEnd(t *testing.T) {
 	}
 }
 
+// C4: a recorded stream never carries a length, since its end may be another than the
+// upstream's.
+func TestStreamHasNoLength(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Length", fmt.Sprint(len(chunkHello+chunkFinish)))
+		saysStream(chunkHello+chunkFinish)(rw, r)
+	})
+	g := w.post("/v1/chat/completions", chatStream)
+	if g.header.Get("Content-Length") != "" || !strings.Contains(g.body, `"object":"error"`) {
+		t.Errorf("got %+v", g)
+	}
+}
+
 // intents waits until so many calls have begun.
 func (w *world) intents(n int) []store.Call {
 	w.t.Helper()
