@@ -47,6 +47,7 @@ type binding struct {
 	acquired uint64                        // which acquire of the manager's att is from
 	leases   map[*pool.Attachment]*lease   // of those attachments whose server is exclusive; nil before the first
 	loss     string                        // what the next result says of an instance that has ended by itself, or ""
+	cleaning chan struct{}                 // closed when the clean-up under way has ended, else nil
 	released bool
 	peers    map[*Client]*peer
 	awaited  bool // by a list for visitors, from which it was left out

@@ -57,8 +57,29 @@ func (s *Session) cleanUp(order []*binding) {
 	wg.Wait()
 }
 
-// cleanUp is the clean-up of one attachment.
+// cleanUp is the clean-up of one attachment. If another end of the binding's use is at it,
+// it waits for that: what comes next gives the connection back.
 func (b *binding) cleanUp(ctx context.Context, att *pool.Attachment) {
+	b.mu.Lock()
+	waited := b.cleaning != nil
+	for b.cleaning != nil {
+		other := b.cleaning
+		b.mu.Unlock()
+		<-other // it has a limit of its own
+		b.mu.Lock()
+	}
+	mine := make(chan struct{})
+	b.cleaning = mine
+	b.mu.Unlock()
+	defer func() {
+		b.mu.Lock()
+		b.cleaning = nil
+		b.mu.Unlock()
+		close(mine)
+	}()
+	if waited && b.used.Load() != att {
+		return // the other one has done it
+	}
 	server := att.Settings()
 	call := server.Cleanup.ToolCall
 	if call.Tool == "" {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -157,6 +158,34 @@ func TestEveryEndCleansUpOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// N4, N5: two ends of one use at the same time clean up once, and neither gives the connection
+// back before that is over.
+func TestTwoEndsAtOnceCleanUpOnce(t *testing.T) {
+	s := exclusive("browser", 1)
+	s.Cleanup.Tool = "close"
+	inWorld(t, usual, []*config.Server{s}, func(w *world) {
+		sent := w.cleaners("x", "") // which takes until its limit
+		w.works(w.client("browser", "a").do(1, wire.ToolsCall, echo))
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = w.m.ReleaseLease("local", false, "a", "browser") })
+		synctest.Wait()
+		wg.Go(func() { w.ended("a") })
+		time.Sleep(4 * time.Second)
+		select {
+		case <-w.link("browser").aborted:
+			t.Error("the instance has ended before its clean-up")
+		default:
+		}
+		wg.Wait()
+		if n := sent(); n != 1 {
+			t.Errorf("%d clean-ups were sent", n)
+		}
+		if got := w.m.Stats().Cleanups; got[CleanupTimeout] != 1 || len(got) != 1 {
+			t.Errorf("%v", got)
+		}
+	})
 }
 
 // N3, N5: what is used again after a sleep is told again.
