@@ -33,16 +33,20 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// daemonMain starts a server for each argument, says so, and waits to be killed.
+// daemonMain starts a server for each argument, a script or a docker command, says so, and waits to be killed.
 func daemonMain() {
 	mgr, err := NewManager(Config{StateDir: os.Getenv("PROCESS_TEST_STATE")})
 	if err != nil {
 		panic(err)
 	}
 	for i, script := range os.Args[1:] {
+		command := []string{"sh", "-c", script}
+		if strings.HasPrefix(script, "docker ") {
+			command = strings.Fields(script)
+		}
 		p, err := mgr.Start(context.Background(), Spec{
-			Server: fmt.Sprintf("server%d", i), Command: "sh", Args: []string{"-c", script},
-			Env:     Environ(map[string]string{tagVar: os.Getenv(tagVar)}, false),
+			Server: fmt.Sprintf("server%d", i), Command: command[0], Args: command[1:],
+			Env:     Environ(map[string]string{tagVar: os.Getenv(tagVar), "DOCKER_HOST": os.Getenv("DOCKER_HOST")}, false),
 			EOFWait: 100 * time.Millisecond, TermWait: 200 * time.Millisecond, KillWait: 5 * time.Second,
 		})
 		if err != nil {

@@ -21,8 +21,8 @@ import (
 const (
 	journalPrefix = "processes-"
 	journalSuffix = ".journal"
-	recordSize    = 512 // bytes of a slot, the line end included
-	maxServerName = 128 // bytes of a server's name that a record keeps
+	recordSize    = 2048 // bytes of a slot, the line end included
+	maxServerName = 128  // bytes of a server's name that a record keeps
 )
 
 // record is one owned server. PID and Start are 0 until it runs.
@@ -32,6 +32,8 @@ type record struct {
 	Time   time.Time `json:"time"`
 	PID    int       `json:"pid,omitempty"`
 	Start  uint64    `json:"start,omitempty"` // in the units of the process table
+
+	Container *container `json:"container,omitempty"`
 }
 
 // line is the record as it fills its slot: JSON, spaces, a line end.
@@ -47,6 +49,9 @@ func (r record) line() ([]byte, error) {
 		if b, err = json.Marshal(r); err != nil {
 			return nil, err
 		}
+	}
+	if len(b) >= recordSize {
+		return nil, errors.New("the flags before \"run\", or the paths, of its container command are too long")
 	}
 	return append(append(b, bytes.Repeat([]byte{' '}, recordSize-1-len(b))...), '\n'), nil
 }
@@ -186,13 +191,14 @@ const (
 
 // sweepJournals ends what the journals of dead daemons prove to be theirs (P4),
 // removes these journals, and lists what was ended. A journal whose processes
-// outlive even KILL stays for the next start.
+// outlive even KILL, or whose containers could not be removed, stays for the next start.
 func sweepJournals(dir string, log *slog.Logger) ([]string, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	servers := map[string]string{} // by marker
+	var all []record
 	var stale []*os.File
 	defer func() {
 		for _, f := range stale {
@@ -214,9 +220,12 @@ func sweepJournals(dir string, log *slog.Logger) ([]string, error) {
 		for _, r := range records {
 			servers[r.Marker] = r.Server
 		}
+		all = append(all, records...)
 	}
 	swept, alive := sweep(servers, log)
-	if alive > 0 {
+	containers, left := sweepContainers(all, sweepTermWait, log)
+	swept = append(swept, containers...)
+	if alive > 0 || left > 0 {
 		return swept, nil
 	}
 	for _, f := range stale {

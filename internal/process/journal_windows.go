@@ -6,7 +6,8 @@ import (
 )
 
 // journal keeps nothing on Windows: the job objects of a daemon end everything in
-// them when the daemon does, so nothing is ever left for the next one.
+// them when the daemon does, so no process is ever left for the next one. The container of a
+// daemon that was killed is.
 type journal struct{}
 
 type record struct {
@@ -15,6 +16,8 @@ type record struct {
 	Time   time.Time
 	PID    int
 	Start  uint64
+
+	Container *container
 }
 
 func openJournal(string) (*journal, error)                 { return nil, nil }

@@ -14,9 +14,9 @@
 // A journal names the markers of a daemon, written before the fork, so that the
 // next start can end what is left, and only that (P4).
 //
-// A server that asks another daemon to run its work is out of reach: a container
-// of `docker run` is no descendant of the docker command. Such commands should
-// say `--rm --init`, so that the signals which the docker command relays end it.
+// A container of `docker run` or `podman run` is no descendant of that command. It
+// gets a label, by which it is stopped and removed when the tree has been ended, or
+// by the next start. Whatever else asks another daemon to run its work is out of reach.
 package process
 
 import (
@@ -67,8 +67,9 @@ type Manager struct {
 
 // NewManager takes a journal of its own in the state directory and then ends
 // whatever the journals of dead daemons prove to be left of their servers (P4):
-// processes that carry a recorded marker, and their descendants. It waits at most
-// a few seconds, and only if something of that kind lives. Journals of daemons
+// processes that carry a recorded marker, and their descendants, and the containers that
+// are labelled with one. It waits at most a few seconds, and only if something of that
+// kind lives or a container's engine does not answer. Journals of daemons
 // that live are left alone.
 func NewManager(c Config) (*Manager, error) {
 	if c.Log == nil {
@@ -93,7 +94,8 @@ func NewManager(c Config) (*Manager, error) {
 	return m, nil
 }
 
-// Swept lists what NewManager ended, such as "server files, pid 123 (node)".
+// Swept lists what NewManager ended, such as "server files, pid 123 (node)"
+// or "server files, container 0a1b2c3d4e5f".
 func (m *Manager) Swept() []string { return slices.Clone(m.swept) }
 
 // Close removes the journal. While processes live it changes nothing and
@@ -162,6 +164,8 @@ type launch struct {
 	env    []string // with the marker
 	dir    string   // absolute
 	waits  waits
+
+	container *container // what the command runs elsewhere; nil for most
 }
 
 func (s *Spec) launch(marker string) (launch, error) {
@@ -193,6 +197,7 @@ func (s *Spec) launch(marker string) (launch, error) {
 	}
 	l.argv = append([]string{s.Command}, s.Args...)
 	l.env = append(mergeEnv(s.Env), markerVar+"="+marker)
+	l.container = l.contain()
 	return l, nil
 }
 
@@ -218,7 +223,7 @@ func (m *Manager) start(ctx context.Context, s Spec) (_ *Process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p := newProcess(m, s)
+	p := newProcess(m, s, l.container)
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
@@ -235,7 +240,7 @@ func (m *Manager) start(ctx context.Context, s Spec) (_ *Process, err error) {
 		}
 	}()
 
-	rec := record{Marker: l.marker, Server: s.Server, Time: time.Now()}
+	rec := record{Marker: l.marker, Server: s.Server, Time: time.Now(), Container: l.container}
 	if p.slot, err = m.journal.add(rec); err != nil {
 		return nil, fmt.Errorf("write process journal: %w", err)
 	}
@@ -261,10 +266,7 @@ func (m *Manager) start(ctx context.Context, s Spec) (_ *Process, err error) {
 		m.log.Warn("cannot add a pid to the process journal", "server", s.Server, "pid", p.tree.pid, "err", err)
 	}
 	// The watch gives the slot up, so it must not begin before the slot is complete.
-	go p.tree.watch(func() {
-		m.journal.clear(p.slot)
-		m.forget(p)
-	})
+	go p.tree.watch(p.letGo)
 	go p.drainStderr()
 	return p, nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -33,19 +32,29 @@ type Process struct {
 	ring    *Ring
 	drained chan struct{} // closed when drainStderr has ended
 
-	hurryOnce sync.Once
-	hurry     chan struct{} // closed when the ladder must go straight to KILL
+	container *container // nil for most
+
+	holds atomic.Int32 // what must be gone before the slot is free: the tree, the container
+
+	hurry   context.Context // ended when the ladder must go straight to KILL
+	hurryUp context.CancelFunc
 
 	closing atomic.Bool   // whether somebody runs the ladder
 	closed  chan struct{} // closed when the ladder is over
 	report  Report        // written by whoever runs the ladder, before closed is closed
 }
 
-func newProcess(m *Manager, s Spec) *Process {
-	return &Process{
+func newProcess(m *Manager, s Spec, c *container) *Process {
+	p := &Process{
 		m: m, server: s.Server, ring: NewRing(s.StderrBytes),
-		drained: make(chan struct{}), hurry: make(chan struct{}), closed: make(chan struct{}),
+		drained: make(chan struct{}), closed: make(chan struct{}), container: c,
 	}
+	p.hurry, p.hurryUp = context.WithCancel(context.Background())
+	p.holds.Store(1)
+	if c != nil {
+		p.holds.Store(2)
+	}
+	return p
 }
 
 // Report says how a tree ended.
@@ -101,13 +110,16 @@ func (p *Process) Stderr() *Ring { return p.ring }
 // process and waits, and sends KILL until nothing is left. A server that exits
 // at the end of its input closes in milliseconds. When any caller's ctx ends, the
 // ladder goes straight to KILL. Afterwards Stdout is closed and Stderr complete,
-// whoever still holds the other ends. If something survived, it remains owned: Gone
+// whoever still holds the other ends. A container that the command ran is then stopped and
+// removed, which may take the wait after TERM once more, and some seconds where its engine
+// does not answer. If something survived, it remains owned: Gone
 // is closed when it has ended.
 func (p *Process) Close(ctx context.Context) Report {
-	stop := context.AfterFunc(ctx, func() { p.hurryOnce.Do(func() { close(p.hurry) }) })
+	stop := context.AfterFunc(ctx, p.hurryUp)
 	defer stop()
 	if p.closing.CompareAndSwap(false, true) {
 		p.report = p.end()
+		p.hurryUp() // Nobody listens any more; it gives up what the context holds.
 		close(p.closed)
 	}
 	<-p.closed
@@ -117,7 +129,7 @@ func (p *Process) Close(ctx context.Context) Report {
 func (p *Process) end() Report {
 	begin := time.Now()
 	p.stdin.Close() // An error means that it was closed before.
-	o := p.tree.end(p.hurry)
+	o := p.tree.end(p.hurry.Done())
 	select {
 	case <-p.drained:
 	case <-time.After(stderrGrace):
@@ -125,10 +137,14 @@ func (p *Process) end() Report {
 	p.stderr.Close()
 	<-p.drained
 	p.stdout.Close()
+	removed := p.endContainer()
 
 	r := Report{
 		Found: o.found, Signalled: o.signalled, Alive: o.alive, Stage: o.stage,
 		Exit: p.ExitStatus(), Err: o.err, Duration: time.Since(begin),
+	}
+	if r.Err == nil {
+		r.Err = removed
 	}
 	p.m.metrics.ends.WithLabelValues(r.Stage).Inc()
 	if r.Alive > 0 && r.Err == nil {
@@ -139,6 +155,28 @@ func (p *Process) end() Report {
 			"signalled", r.Signalled, "alive", r.Alive, "stage", r.Stage, "err", r.Err)
 	}
 	return r
+}
+
+// endContainer ends what the tree's command ran elsewhere.
+func (p *Process) endContainer() error {
+	if p.container == nil {
+		return nil
+	}
+	defer p.letGo()
+	_, err := p.container.remove(p.hurry, p.tree.waits.term)
+	if err != nil {
+		err = fmt.Errorf("remove the container of server %q: %w", p.server, err)
+		p.m.log.Warn("the container of a server could not be removed", "server", p.server, "filter", p.container.label, "err", err)
+	}
+	return err
+}
+
+// letGo gives the slot up when it is called for the last of what the process holds.
+func (p *Process) letGo() {
+	if p.holds.Add(-1) == 0 {
+		p.m.journal.clear(p.slot)
+		p.m.forget(p)
+	}
 }
 
 // drainStderr keeps the stderr pipe empty, so that nobody blocks on it (P5). Close

@@ -121,3 +121,6 @@ func statusText(w syscall.WaitStatus) string {
 	}
 	return s
 }
+
+// apart is how a command starts that no signal of our terminal should reach.
+func apart() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }

@@ -243,3 +243,8 @@ func startOf(h windows.Handle) uint64 {
 	}
 	return uint64(created.Nanoseconds())
 }
+
+// apart is how a command starts that no event of our console should reach.
+func apart() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{CreationFlags: windows.CREATE_NEW_PROCESS_GROUP, HideWindow: true}
+}
