@@ -105,11 +105,10 @@ func (e Engine) givesIDs(api API) bool {
 // counts reports whether so many ids are as many tokens as the engine counted.
 func (e Engine) counts(ids, counted int64) bool {
 	switch e {
-	case VLLM, SGLang:
+	case VLLM, SGLang, LlamaCpp:
+		// llama.cpp tells the token that ends the text. It counts and does not tell those of
+		// a stop string of the client's, which cannot be told from ids that got lost.
 		return ids == counted
-	case LlamaCpp:
-		// The token that ends the text may be counted and not told.
-		return ids == counted || ids+1 == counted
 	}
 	return true
 }

@@ -187,6 +187,9 @@ func (s *Stream) event(raw []byte) {
 	case isSentinel(data):
 		if s.call.api == Chat {
 			s.done, s.holding = true, true
+			// A client that has seen it looks no further, not even whether the connection
+			// ends well, so behind an error that goes unnoticed it must not see it.
+			p.dropped = s.fault != nil && !s.noticed && !s.opts.Lenient
 		}
 	case data[0] != '{' || wire.Valid(data) != nil:
 		s.malformed(errors.New("an event's data is no JSON object"))
@@ -251,11 +254,8 @@ func (s *Stream) blame(fault *node, noticed bool) {
 
 // noticed reports whether the official clients take an event for an error.
 func noticed(api API, event string, root *node) bool {
-	switch api {
-	case Messages:
+	if api == Messages {
 		return event == "error"
-	case Responses:
-		return true
 	}
 	return !isNullNode(root.get("error"))
 }

@@ -23,6 +23,11 @@ type Upstream struct {
 	transport *http.Transport
 }
 
+// idleConnection is how long a connection is kept for the next request. Many engines close
+// theirs after 5 s, and a request that is sent just then fails: nobody knows whether it
+// was executed.
+const idleConnection = 4 * time.Second
+
 func newUpstream(cfg *config.Upstream) *Upstream {
 	dialer := &net.Dialer{Timeout: cfg.Timeouts.Connect, KeepAlive: 30 * time.Second}
 	return &Upstream{
@@ -34,7 +39,7 @@ func newUpstream(cfg *config.Upstream) *Upstream {
 			TLSHandshakeTimeout: cfg.Timeouts.Connect,
 			ForceAttemptHTTP2:   true,
 			MaxIdleConnsPerHost: 1024,
-			IdleConnTimeout:     90 * time.Second,
+			IdleConnTimeout:     idleConnection,
 			DisableCompression:  true, // an answer's bytes are the upstream's own (C14)
 		},
 	}

@@ -81,14 +81,14 @@ function write(home, name, content) {
 /**
  * Runs the agent once in a new home directory. Returns {code, signal, output, took} (took in milliseconds) when it has ended, or
  * has been killed after limit milliseconds. It sees no variable of this process but PATH. Whatever it wants of hosts
- * other than 127.0.0.1 it asks of the model's server, as its proxy, which refuses and remembers.
+ * other than 127.0.0.1 it asks of the model's server, as its proxy, which refuses and remembers; proxy is that server's URL if model is not.
  */
-export async function run(t, agent, { model, server, prompt, limit = 90_000 }) {
+export async function run(t, agent, { model, proxy: refusing = model, server, prompt, limit = 90_000 }) {
   const home = realpathSync(mkdtempSync(join(tmpdir(), 'roundhouse-agent-')));
   const work = join(home, 'work');
   mkdirSync(work);
   const { command, args, env } = agent.prepare({ home, model, server, prompt });
-  const proxy = { HTTP_PROXY: model, HTTPS_PROXY: model, NO_PROXY: '127.0.0.1,localhost' };
+  const proxy = { HTTP_PROXY: refusing, HTTPS_PROXY: refusing, NO_PROXY: '127.0.0.1,localhost' };
   const begin = performance.now();
   const child = new Child(command, args, { cwd: work, env: { PATH: process.env.PATH, HOME: home, LANG: 'C.UTF-8', NO_COLOR: '1', ...proxy, ...env } });
   const timer = setTimeout(() => child.killAll(), limit);

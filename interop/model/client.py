@@ -1,45 +1,104 @@
-"""Calls of models by the official clients, as a person would write them. Each line of stdin is a call, each of stdout what came of it."""
+"""Asks with the official Python SDKs what it is told, one JSON object a line on standard input, and tells on standard
+output what its program sees. clients.mjs says what can be asked."""
 
 import json
 import sys
+import threading
 
 import anthropic
 import openai
 
-MESSAGES = [{"role": "user", "content": "hi"}]
+QUESTION = [{"role": "user", "content": "Say hello."}]
+
+# Making one takes most of the time of a short request, so all clients of an SDK share one.
+OPENAI, ANTHROPIC = openai.DefaultHttpxClient(), anthropic.DefaultHttpxClient()
 
 
-def call(base, session, api, way, model):
-    o = openai.OpenAI(api_key="k", base_url=f"{base}/sessions/{session}/v1", max_retries=0)
-    a = anthropic.Anthropic(api_key="k", base_url=f"{base}/sessions/{session}", max_retries=0)
-    match api, way:
-        case "chat", "whole":
-            return o.chat.completions.create(model=model, messages=MESSAGES).choices[0].message.content
-        case "chat", "raw":
-            return str(len(list(o.chat.completions.create(model=model, messages=MESSAGES, stream=True))))
-        case "chat", "helper":
-            with o.chat.completions.stream(model=model, messages=MESSAGES) as stream:
-                return stream.get_final_completion().choices[0].message.content
-        case "messages", "whole":
-            return a.messages.create(model=model, messages=MESSAGES, max_tokens=9).content[0].text
-        case "messages", "raw":
-            return str(len(list(a.messages.create(model=model, messages=MESSAGES, max_tokens=9, stream=True))))
-        case "messages", "helper":
-            with a.messages.stream(model=model, messages=MESSAGES, max_tokens=9) as stream:
-                return stream.get_final_message().content[0].text
-        case "responses", "whole":
-            return o.responses.create(model=model, input="hi").output_text
-        case "responses", "raw":
-            return str(len(list(o.responses.create(model=model, input="hi", stream=True))))
-        case "responses", "helper":
-            with o.responses.stream(model=model, input="hi") as stream:
-                return stream.get_final_response().output_text
-    raise ValueError(f"{api} {way}")
+class Chat:
+    request = {"messages": QUESTION}
+
+    def __init__(self, base, **options):
+        self.api = openai.OpenAI(base_url=base + "/v1", http_client=OPENAI, **options).chat.completions
+
+    def helper(self, order):
+        with self.api.stream(**order) as stream:
+            return stream.get_final_completion()
+
+    def whole(self, answer):
+        return {"text": answer.choices[0].message.content, "finish": answer.choices[0].finish_reason}
+
+    def text(self, chunk):
+        return chunk.choices[0].delta.content if chunk.choices else None
 
 
-for line in sys.stdin:
+class Messages:
+    request = {"messages": QUESTION, "max_tokens": 50}
+
+    def __init__(self, base, **options):
+        self.api = anthropic.Anthropic(base_url=base, http_client=ANTHROPIC, **options).messages
+
+    def helper(self, order):
+        with self.api.stream(**order) as stream:
+            return stream.get_final_message()
+
+    def whole(self, answer):
+        return {"text": "".join(block.text for block in answer.content), "finish": answer.stop_reason}
+
+    def text(self, event):
+        return event.delta.text if event.type == "content_block_delta" else None
+
+
+class Responses:
+    request = {"input": "Say hello."}
+
+    def __init__(self, base, **options):
+        self.api = openai.OpenAI(base_url=base + "/v1", http_client=OPENAI, **options).responses
+
+    def helper(self, order):
+        with self.api.stream(**order) as stream:
+            return stream.get_final_response()
+
+    def whole(self, answer):
+        return {"text": answer.output[0].content[0].text, "finish": answer.status}
+
+    def text(self, event):
+        return event.delta if event.type == "response.output_text.delta" else None
+
+
+WAYS = {"chat": Chat, "messages": Messages, "responses": Responses}
+
+
+def ask(api, how, base, model, retries=0, timeout=60, headers=None):
+    way = WAYS[api](base, api_key="dummy", max_retries=retries, timeout=timeout, default_headers=headers)
+    order = {"model": model, **way.request}
     try:
-        result = {"said": call(**json.loads(line))}
-    except Exception as error:  # whatever a client raises is what is asked for
-        result = {"raised": f"{type(error).__name__}: {error}"[:200]}
-    print(json.dumps(result), flush=True)
+        if how == "create":
+            return way.whole(way.api.create(**order))
+        if how == "helper":
+            return way.whole(way.helper(order))
+        seen = {"text": "", "events": 0}
+        with way.api.create(**order, stream=True) as stream:
+            for event in stream:
+                seen["events"] += 1
+                text = way.text(event)
+                seen["text"] += text or ""
+                if text and how == "leave":
+                    break  # which closes the connection
+        return seen
+    except Exception as error:
+        return {"error": {"name": type(error).__name__, "status": getattr(error, "status_code", None), "message": str(error)}}
+
+
+def answer(order, lock):
+    line = json.dumps({"id": order.pop("id"), **ask(**order)})
+    with lock:
+        print(line, flush=True)
+
+
+def main():
+    lock = threading.Lock()
+    for line in sys.stdin:
+        threading.Thread(target=answer, args=(json.loads(line), lock), daemon=True).start()
+
+
+main()
