@@ -107,7 +107,7 @@ func TestEveryProcessHasAReason(t *testing.T) {
 	}
 	for _, c := range l.Connections {
 		want := map[string]string{
-			"used": "used by the session s1", "left": "no session uses it; it ends in 1h0m0s unless", "starting": "it is being started for",
+			"used": "used by the session s1", "left": "no session uses it; it ends in ", "starting": "it is being started for",
 			"stubborn": "it ends; what is left of its processes is being ended for",
 		}[c.Server]
 		if !strings.HasPrefix(c.Why, want) {

@@ -158,8 +158,8 @@ func streamOne(transport http.RoundTripper, url string) (turn string, ended bool
 	return resp.Header.Get("X-Roundhouse-Turn"), ended
 }
 
-// G1, H3: at the first signal calls of models get the grace; what takes longer is cut off
-// with a native error, and stored as lost.
+// G1, H3: at the first signal calls of models get the grace; what takes longer, here than
+// until the second signal, is cut off with a native error, and stored as lost.
 func TestModelCallsGetTheGrace(t *testing.T) {
 	t.Parallel()
 	n := newNest(t)
@@ -178,7 +178,7 @@ func TestModelCallsGetTheGrace(t *testing.T) {
 		}
 	}))
 	defer upstream.Close()
-	config := strings.Replace(recording(upstream.URL), "{", `{"shutdown": {"grace": "2s", "total": "10s"}, `, 1)
+	config := strings.Replace(recording(upstream.URL), "{", `{"shutdown": {"grace": "2m", "total": "3m"}, `, 1)
 	d := n.serve(config)
 	answers := [2]chan answer{make(chan answer, 1), make(chan answer, 1)}
 	var ends [2]chan struct{}
@@ -195,6 +195,7 @@ func TestModelCallsGetTheGrace(t *testing.T) {
 	if a := receive(t, answers[0]); a.err != nil || !strings.HasSuffix(string(a.body), doneChunk) {
 		t.Errorf("the quick call got %s, %v", a.body, a.err)
 	}
+	d.signal(syscall.SIGTERM)
 	if a := receive(t, answers[1]); a.err == nil || !strings.Contains(string(a.body), "shutting down") {
 		t.Errorf("the slow call got %s, %v", a.body, a.err)
 	}
