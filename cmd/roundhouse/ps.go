@@ -73,7 +73,7 @@ processes, also when the daemon is killed.`,
 		}
 		t := newTable(out, "SERVER", "ENTRY", "STATE", "SHARING", "SESSIONS", "CALLS", "PID", "CHILDREN", "UPTIME", "TOOLS", "LAST ERROR")
 		for _, c := range list.Connections {
-			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\n", oneLine(c.Server), c.EntryIndex, stateOf(c), c.Sharing, c.Refs, c.InFlight,
+			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%d\t%s\t%d\t%s\t%d\t%s\n", oneLine(c.Server), c.EntryIndex, stateOf(c), sharingOf(c), c.Refs, c.InFlight,
 				number(c.PID), c.Descendants, milliseconds(c.UptimeMs), c.Tools, oneLine(c.LastError))
 		}
 		return t.Flush()
@@ -95,6 +95,14 @@ func warnOfStatus(cmd *cobra.Command, a *api) error {
 		fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: server %q was refused: %s\n", r.Server, r.Reason)
 	}
 	return nil
+}
+
+// sharingOf says who gets a connection, for people.
+func sharingOf(c pool.Info) string {
+	if c.Injected {
+		return "injected"
+	}
+	return c.Sharing
 }
 
 // stateOf is the state of a connection for people.

@@ -45,6 +45,7 @@ type Token struct {
 	Token     secret.String
 	Tools     ToolFilter // what the principal sees and may call; all its tokens have the same
 	Admin     bool       // may see and control what belongs to other principals, and restart servers
+	Inject    bool       // may add servers to its sessions, which is to run programs as the daemon's user
 }
 
 // ToolFilter says which tools and prompts of all servers may be seen and used, beside what
@@ -190,6 +191,7 @@ type Server struct {
 	Name           string
 	Position       string // file:line:column of the entry
 	DisabledReason string // why it cannot be used ("disabled" in the file, or a problem), or ""
+	Injected       bool   // came over the API, for one session, and not from the file
 
 	Transport  Transport // "" only if the server is disabled because its entry does not say
 	Command    string

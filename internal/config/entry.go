@@ -17,6 +17,7 @@ type entry struct {
 	*Server
 	instances    seen                     // the keys of "instances"
 	written      Transport                // what "type" says, or ""
+	chosen       Sharing                  // what "sharing" says, or ""
 	commandRest  []string                 // arguments that stand in "command"
 	foreignStart time.Duration            // from "startup_timeout_sec"
 	legacyStart  time.Duration            // from "startup_timeout_ms"
@@ -432,6 +433,10 @@ func (textMap) schema(*entry) schema {
 func (r *reader) variable(n node) (string, bool) {
 	name, ok := r.text(n)
 	if !ok {
+		return "", false
+	}
+	if r.injecting {
+		r.errorAt(n, "%v", errWithheld)
 		return "", false
 	}
 	if !variableName.MatchString(name) {

@@ -16,6 +16,7 @@ const workspaceVariable = "${WORKSPACE}"
 type scheme struct {
 	workspace bool // ${WORKSPACE} and the variables of instances stay, for Server.Resolve and ResolveInstance
 	nonEmpty  bool // a variable that is set to nothing counts as not set
+	withheld  bool // the environment is not for whoever wrote the text
 }
 
 // The schemes in use.
@@ -36,6 +37,7 @@ func (r *reader) expanded(n node, s scheme) (string, bool) {
 		r.errorAt(n, "holds a NUL character, which nothing can carry")
 		return "", false
 	}
+	s.withheld = r.injecting
 	text, err := expand(text, r.env, s)
 	if err != nil {
 		r.errorAt(n, "%v", err)
@@ -133,6 +135,9 @@ func variable(body string, env func(string) (string, bool), s scheme) (string, e
 		return home, nil
 	}
 
+	if s.withheld {
+		return "", errWithheld
+	}
 	value, set := env(name)
 	switch {
 	case hasDefault && value == "":
@@ -144,6 +149,9 @@ func variable(body string, env func(string) (string, bool), s scheme) (string, e
 	}
 	return value, nil
 }
+
+// errWithheld is about a variable in a server that is injected.
+var errWithheld = errors.New("the daemon's environment variables are not for servers that are injected; write the value itself")
 
 var errNoHome = errors.New("the home directory is not known; set HOME")
 

@@ -20,6 +20,8 @@ type reader struct {
 	env  func(string) (string, bool)
 	data []byte // the file's text, without a byte order mark
 
+	injecting bool // it is no file but the entry of a server that is injected
+
 	problems []Problem
 	fatal    bool   // an error outside all server entries
 	scope    *scope // the server entry that is being read, or nil

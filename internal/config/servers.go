@@ -58,6 +58,7 @@ func (r *reader) readServer(m node, d *document) *Server {
 	}
 	s := newServer(m.key)
 	s.Position = r.position(m.keyOffset)
+	s.Injected = r.injecting
 	s.Recovery, s.Health = Recovery{unset, unset, unset}, d.Pool.Health
 	e := &entry{Server: s}
 	if m.value.Value.Kind() != '{' {
@@ -87,6 +88,7 @@ func (r *reader) readServer(m node, d *document) *Server {
 	}
 	e.combineSharing(r, m, found, d.Pool)
 	e.combineInstances(r, m, found)
+	e.checkInjected(r, found)
 	s.disable(r.scope)
 	return s
 }
@@ -347,10 +349,11 @@ func (e *entry) warnUseless(r *reader, found seen, kind string, names ...string)
 // combineSharing applies the switch, the entry's own choice and the defaults, in
 // this order (K7).
 func (e *entry) combineSharing(r *reader, m node, found seen, pool Pool) {
-	switch chosen := e.Sharing; {
-	case !pool.Enabled:
+	e.chosen = e.Sharing
+	switch {
+	case !pool.Enabled || r.injecting:
 		e.Sharing = Session
-	case chosen != "":
+	case e.chosen != "":
 	case e.keepsState() && (e.NeedsWorkspace() || found.has("forwardHeaders")):
 		e.Sharing = Session
 		r.warnAtKey(m, `this server keeps state per client, so every session gets its own; write "sharing" to choose, or to silence this`)

@@ -356,6 +356,10 @@ var tokenObject = object[Token]{fields: []field[Token]{{
 	doc:  "Whether the bearer may see and control what belongs to other principals, and restart servers.",
 	kind: flag[Token]{at: func(t *Token) *bool { return &t.Admin }},
 }, {
+	name: "inject",
+	doc:  "Whether the bearer may add servers to its own sessions while they run, which lets it run programs as the daemon's user. Admins may.",
+	kind: flag[Token]{at: func(t *Token) *bool { return &t.Inject }},
+}, {
 	name: "tools",
 	doc:  "Which tools and prompts the principal sees and may call, of all servers. All tokens of a principal need the same.",
 	kind: section[Token]{object: object[Token]{fields: []field[Token]{{

@@ -100,6 +100,8 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("GET /api/v1/sessions/{id}", c.session)
 	f.Handle("PATCH /api/v1/sessions/{id}", c.changeSession)
 	f.Handle("DELETE /api/v1/sessions/{id}", c.endSession)
+	f.Handle("POST /api/v1/sessions/{id}/servers", c.injectServer)
+	f.Handle("DELETE /api/v1/sessions/{id}/servers/{name}", c.removeServer)
 	f.Handle("DELETE /api/v1/sessions/{id}/leases/{server}", c.releaseLease)
 	f.Handle("GET /api/v1/traces", c.traces)
 	f.Handle("GET /api/v1/sessions/{id}/turns", c.turns)
@@ -173,7 +175,7 @@ func (c *Control) status(w http.ResponseWriter, _ *http.Request, caller front.Ca
 	front.WriteJSON(w, http.StatusOK, st)
 }
 
-// Server is one configured server as the API shows it: never its command line,
+// Server is one server, configured or injected, as the API shows it: never its command line,
 // environment or headers, which may hold secrets.
 type Server struct {
 	Name           string           `json:"name"`
@@ -183,6 +185,9 @@ type Server struct {
 	Description    string           `json:"description,omitempty"`
 	Status         string           `json:"status"` // disabled, idle, starting, up, failed
 	DisabledReason string           `json:"disabledReason,omitempty"`
+	Injected       bool             `json:"injected,omitempty"`  // it was added to one session, and is there for that alone
+	Session        string           `json:"session,omitempty"`   // of an injected one
+	Principal      string           `json:"principal,omitempty"` // of that session
 	Connections    []pool.Info      `json:"connections"`
 }
 
@@ -192,7 +197,7 @@ func describe(s *config.Server, all []pool.Info) Server {
 		Status: "idle", DisabledReason: s.DisabledReason, Connections: []pool.Info{},
 	}
 	for _, i := range all {
-		if i.Server == s.Name {
+		if i.Server == s.Name && i.Injected == s.Injected {
 			v.Connections = append(v.Connections, i)
 			v.Status = better(v.Status, i.State)
 		}
@@ -264,6 +269,9 @@ func (c *Control) servers(w http.ResponseWriter, _ *http.Request, caller front.C
 	list := make([]Server, 0, len(servers))
 	for _, s := range servers {
 		list = append(list, describe(s, all))
+	}
+	for _, x := range c.cfg.Sessions.Injected(caller.Principal, caller.Admin) {
+		list = append(list, describeInjected(x, all))
 	}
 	front.WriteJSON(w, http.StatusOK, map[string]any{"servers": list})
 }

@@ -208,19 +208,20 @@ type client struct {
 	header []string
 }
 
-// client makes a handshake; sess names the session, or is "".
+// client makes a handshake with a server, or with "" the aggregate; sess names the session, or is "".
 func (w *world) client(token, server, sess string) *client {
 	w.t.Helper()
 	var header []string
 	if sess != "" {
 		header = []string{"X-Session-Id", sess}
 	}
-	r := w.send(token, "POST", "/mcp/"+server, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`, header...)
+	path := strings.TrimSuffix("/mcp/"+server, "/")
+	r := w.send(token, "POST", path, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`, header...)
 	id := r.header.Get("Mcp-Session-Id")
 	if id == "" {
 		w.t.Fatalf("initialize: %d %s", r.status, r.body)
 	}
-	return &client{w, token, "/mcp/" + server, append(header, "Mcp-Session-Id", id)}
+	return &client{w, token, path, append(header, "Mcp-Session-Id", id)}
 }
 
 // id is that of the client, and of the session that was minted for it.

@@ -125,7 +125,7 @@ func workspaceServer(s *config.Server, all []pool.Info, refused bool) WorkspaceS
 	var failed *pool.Info
 	for i := range all {
 		e := &all[i]
-		if e.Server != s.Name || e.Dying {
+		if e.Server != s.Name || e.Injected || e.Dying {
 			continue
 		}
 		status := mcpStatusOf(e.State)

@@ -38,6 +38,8 @@ const (
 	SessionDormant Kind = "session_dormant"
 	SessionResumed Kind = "session_resumed" // a dormant one is active again
 	SessionEnded   Kind = "session_ended"
+	ServerInjected Kind = "server_injected" // the session has a server more, of its own
+	ServerRemoved  Kind = "server_removed"  // that is gone again
 	SessionCleanup Kind = "session_cleanup" // a server was told, or was not, that the session has used it for the last time
 )
 

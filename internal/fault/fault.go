@@ -24,6 +24,7 @@ const (
 	UnknownSession      Reason = "unknown_session"
 	UnknownServer       Reason = "unknown_server"
 	UnknownTurn         Reason = "unknown_turn"
+	NameTaken           Reason = "name_taken"
 	SessionSealed       Reason = "session_sealed"
 	SessionLimit        Reason = "session_limit"
 	TaskLimit           Reason = "task_limit"
@@ -61,6 +62,7 @@ var table = map[Reason]row{
 	UnknownSession:      {-32001, http.StatusNotFound, false},
 	UnknownServer:       {-32001, http.StatusNotFound, false},
 	UnknownTurn:         {-32001, http.StatusNotFound, false},
+	NameTaken:           {-32002, http.StatusConflict, false},
 	SessionSealed:       {-32002, http.StatusConflict, false},
 	SessionLimit:        {-32003, http.StatusTooManyRequests, true},
 	TaskLimit:           {-32003, http.StatusTooManyRequests, true},

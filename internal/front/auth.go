@@ -48,7 +48,7 @@ func newTokens(list []config.Token) (tokens, error) {
 		} else {
 			first[sum] = i
 		}
-		ts = append(ts, token{sum, Caller{entry.Principal, entry.Admin}})
+		ts = append(ts, token{sum, Caller{entry.Principal, entry.Admin, entry.Inject}})
 	}
 	return ts, errors.Join(errs...)
 }

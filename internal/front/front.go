@@ -64,6 +64,7 @@ func newAccess(cfg Config) (*access, error) {
 type Caller struct {
 	Principal string
 	Admin     bool // may see and control what belongs to other principals
+	Inject    bool // may add servers to its sessions; an admin may in any case
 }
 
 // HandlerFunc answers a request of an authenticated caller. Where tokens are

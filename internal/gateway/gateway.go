@@ -143,12 +143,22 @@ func fail(w http.ResponseWriter, status int, id []byte, err error) {
 	front.WriteRPCError(w, status, id, err)
 }
 
+// known reports whether a principal has that client of a server.
+func (g *Gateway) known(principal, server, id string) bool {
+	_, err := g.cfg.Sessions.Client(principal, server, id)
+	return err == nil
+}
+
 // client finds the client of a request by its Mcp-Session-Id (H3), and checks what
 // else the request says of it.
 func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Caller, id []byte) *session.Client {
-	if err := g.cfg.Sessions.Serves(r.PathValue("server")); err != nil {
-		fail(w, 0, id, err)
-		return nil
+	server, ids := r.PathValue("server"), r.Header.Values(sessionHeader)
+	if err := g.cfg.Sessions.Serves(server); err != nil {
+		// It may be one that only the client's session has.
+		if len(ids) != 1 || !g.known(caller.Principal, server, ids[0]) {
+			fail(w, 0, id, err)
+			return nil
+		}
 	}
 	if r.Method != http.MethodPost && r.Header.Get(versionHeader) == wire.Version20260728 {
 		w.Header().Set("Allow", http.MethodPost)
@@ -159,7 +169,6 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		writeJSON(w, http.StatusBadRequest, wire.ErrorReply(id, era.UnsupportedVersion(v, wire.Versions)))
 		return nil
 	}
-	ids := r.Header.Values(sessionHeader)
 	if len(ids) == 0 && r.Method == http.MethodGet {
 		oldTransport(w, r, caller)
 		return nil
@@ -168,7 +177,7 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		fail(w, http.StatusBadRequest, id, fault.New(fault.BadRequest, "the request needs one %s header; it is in the answer to initialize", sessionHeader))
 		return nil
 	}
-	c, err := g.cfg.Sessions.Client(caller.Principal, r.PathValue("server"), ids[0])
+	c, err := g.cfg.Sessions.Client(caller.Principal, server, ids[0])
 	if err == nil {
 		if _, ok := c.Stream().(*transport); !ok { // it is on a line
 			err = errNotHere

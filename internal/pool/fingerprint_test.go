@@ -47,6 +47,7 @@ var excluded = []string{
 	"Retry",                        // each session sends its own calls
 	"IncludeTools", "ExcludeTools", // each session filters for itself
 	"ForwardHeaders",       // their values are among Headers
+	"Injected",             // such a server is never looked up
 	"Description", "Trust", // for people and other hosts
 }
 

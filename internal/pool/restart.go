@@ -29,19 +29,19 @@ const (
 	SkipDisabled = "disabled"            // the server is not to be used
 )
 
-// Restart ends and starts anew every connection of a server, at the same time;
+// Restart ends and starts anew every connection of a configured server, at the same time;
 // attachments stay. Calls in flight are interrupted, and what failed before is forgiven
 // (R4). A restart under way is waited for instead of being doubled. The results are in the
 // order of the indexes; without a connection, and so once the pool drains, there are none.
 // ctx bounds the waiting, not the restarts.
 func (p *Pool) Restart(ctx context.Context, name string) []Restarted {
-	return p.restart(ctx, name, func(*entry) bool { return true })
+	return p.restart(ctx, name, func(e *entry) bool { return !e.server.Injected })
 }
 
 // RestartOne is Restart of the connection with that index, which the result is then of;
 // it is empty if there is none.
 func (p *Pool) RestartOne(ctx context.Context, name string, index int) []Restarted {
-	return p.restart(ctx, name, func(e *entry) bool { return e.index == index })
+	return p.restart(ctx, name, func(e *entry) bool { return e.index == index && !e.server.Injected })
 }
 
 func (p *Pool) restart(ctx context.Context, name string, chosen func(*entry) bool) []Restarted {
@@ -84,7 +84,7 @@ func (p *Pool) Discard(name string, at time.Time) {
 	defer p.mu.Unlock()
 	for _, e := range p.entries {
 		switch {
-		case e.name != name || len(e.atts) > 0 || e.waiters > 0 && !e.created.Before(at):
+		case e.name != name || e.server.Injected || len(e.atts) > 0 || e.waiters > 0 && !e.created.Before(at):
 		case e.state.terminal():
 			p.removeLocked(e)
 		default:
@@ -100,7 +100,7 @@ func (p *Pool) Retire(name string) (found bool) {
 	defer p.mu.Unlock()
 	p.pardonLocked(name)
 	for _, e := range p.entries {
-		if e.name != name {
+		if e.name != name || e.server.Injected {
 			continue
 		}
 		found = true

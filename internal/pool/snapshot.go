@@ -18,11 +18,12 @@ type Info struct {
 	Server      string       `json:"server"`
 	EntryIndex  int          `json:"entryIndex"`
 	State       State        `json:"state"`
-	Dying       bool         `json:"dying,omitempty"` // ended, but its processes may still live
-	Since       time.Time    `json:"since"`           // when it came into its state, or began to die
-	DueAt       *time.Time   `json:"dueAt,omitempty"` // when that ends: a drain, the wait for an attempt, the time a failure is shown
-	Why         string       `json:"why"`             // why it is still there, for people
-	Sharing     string       `json:"sharing"`         // shared, session or exclusive
+	Dying       bool         `json:"dying,omitempty"`    // ended, but its processes may still live
+	Since       time.Time    `json:"since"`              // when it came into its state, or began to die
+	DueAt       *time.Time   `json:"dueAt,omitempty"`    // when that ends: a drain, the wait for an attempt, the time a failure is shown
+	Why         string       `json:"why"`                // why it is still there, for people
+	Sharing     string       `json:"sharing"`            // shared, session or exclusive
+	Injected    bool         `json:"injected,omitempty"` // its server was added to the session that holds it
 	Generation  uint64       `json:"generation"`
 	Refs        int          `json:"refs"`
 	Sessions    []string     `json:"sessions"`
@@ -135,7 +136,7 @@ func (p *Pool) endingLocked(e *entry, c *connection, since time.Time) Info {
 }
 
 func (p *Pool) infoLocked(e *entry) Info {
-	i := Info{Since: e.changed, Waiters: e.waiters, ID: e.id, Server: e.name, EntryIndex: e.index, State: e.state, Sharing: "shared", Generation: e.generation, Refs: len(e.atts), Sessions: []string{}, Exit: e.exit}
+	i := Info{Since: e.changed, Waiters: e.waiters, ID: e.id, Server: e.name, EntryIndex: e.index, State: e.state, Sharing: "shared", Injected: e.server.Injected, Generation: e.generation, Refs: len(e.atts), Sessions: []string{}, Exit: e.exit}
 	if e.owner != nil {
 		i.Sharing = "session"
 	}

@@ -41,13 +41,11 @@ func (s *Session) aggregate(k *call, f wire.Frame, r wire.Routing) {
 	}
 }
 
-// members returns the client's bindings of all usable servers, in configured order.
+// members returns the client's bindings of all usable servers, in configured order, the
+// session's own ones last.
 func (s *Session) members(c *Client) ([]*binding, error) {
 	var list []*binding
-	for _, server := range s.m.live.Load().Servers {
-		if server.DisabledReason != "" {
-			continue
-		}
+	for _, server := range s.servers() {
 		b, err := s.bind(c, server)
 		if err != nil {
 			return nil, err

@@ -60,7 +60,7 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	m := s.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	server, err := m.server(server.Name) // it may have changed meanwhile
+	server, err := s.serverLocked(server.Name) // it may have changed meanwhile
 	if err != nil {
 		return nil, err
 	}

@@ -89,15 +89,15 @@ type Hello struct {
 	AsksAfter uint64
 }
 
+// sessionID is the id of the client's session.
+func (h Hello) sessionID() string { return cmp.Or(h.Session, h.Resumes, h.ClientID) }
+
 // Initialize makes a client and its session, and returns the answer to its
 // initialize request (M3): for one server that server's own, for the aggregate ours.
 func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces, error) {
-	var server *config.Server
-	if h.Scope != "" {
-		var err error
-		if server, err = m.server(h.Scope); err != nil {
-			return nil, mux.Pieces{}, err
-		}
+	server, err := m.serverFor(h.Principal, h.sessionID(), h.Scope)
+	if err != nil {
+		return nil, mux.Pieces{}, err
 	}
 	c := &Client{id: h.ClientID, scope: h.Scope, created: time.Now(), stream: h.Stream, asks: h.AsksAfter, calls: map[string]*call{}}
 	if err := c.readHello(h.Frame); err != nil {
@@ -110,7 +110,6 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 	c.keepHeader(h.Header)
 	result := c.ownHandshake()
 	if server != nil {
-		var err error
 		if result, err = c.serverHandshake(ctx, server); err != nil {
 			c.Delete()
 			return nil, mux.Pieces{}, err

@@ -87,15 +87,23 @@ func (m *Manager) Configure(s Settings) {
 	m.live.Store(now) // under mu: nobody binds by the old settings any more
 	var bindings, unbound []*binding
 	var clients []*Client
+	apart := map[*Client]bool{} // those of injected servers, which are as they were
 	for _, x := range m.sessions {
 		if x.state != Active && x.state != Dormant {
 			continue
 		}
 		x.armLocked(x.lastActivity)
 		unbound = append(unbound, x.unbindLocked(before, now)...)
-		bindings = append(bindings, x.order...)
+		for _, b := range x.order {
+			if x.injectedLocked(b.name) == nil {
+				bindings = append(bindings, b)
+			}
+		}
 		for c := range x.clients {
 			clients = append(clients, c)
+			if x.injectedLocked(c.scope) != nil {
+				apart[c] = true
+			}
 		}
 	}
 	m.mu.Unlock()
@@ -116,6 +124,9 @@ func (m *Manager) Configure(s Settings) {
 	}
 	for _, c := range clients {
 		v := views[c.scope]
+		if apart[c] {
+			v = sameView
+		}
 		if !sameTools(before, now, c.session.principal) {
 			v = max(v, filteredView)
 		}
@@ -134,7 +145,7 @@ func sameTools(before, now *settings, principal string) bool {
 func (s *Session) unbindLocked(before, now *settings) (unbound []*binding) {
 	for k, b := range s.bindings {
 		was, is := before.byName[b.name], now.byName[b.name]
-		if was != nil && is != nil && rebound(was, is) {
+		if s.injectedLocked(b.name) == nil && was != nil && is != nil && rebound(was, is) {
 			delete(s.bindings, k)
 			s.order = slices.DeleteFunc(slices.Clone(s.order), func(x *binding) bool { return x == b })
 			unbound = append(unbound, b)
@@ -266,7 +277,7 @@ func (b *binding) retire(att *pool.Attachment) {
 
 // unwanted is the error for a server that is not to be used, or not by this binding.
 func (b *binding) unwanted() error {
-	if _, err := b.s.m.server(b.name); err != nil {
+	if _, err := b.s.server(b.name); err != nil {
 		return err
 	}
 	err := fault.New(fault.Interrupted, "the configuration of server %q has changed; try again", b.name)

@@ -275,7 +275,7 @@ func edited(f wire.Frame, edits ...wire.Edit) (wire.Frame, wire.Routing, error) 
 
 // single handles a request to one server, transparently.
 func (s *Session) single(k *call, f wire.Frame, r wire.Routing) {
-	server, err := s.m.server(k.c.scope)
+	server, err := s.server(k.c.scope)
 	if err != nil {
 		k.fail(err)
 		return
@@ -538,7 +538,7 @@ func (s *Session) passOn(c *Client, f wire.Frame) {
 	if c.scope == "" {
 		return
 	}
-	server, err := s.m.server(c.scope)
+	server, err := s.server(c.scope)
 	if err != nil {
 		return
 	}

@@ -24,7 +24,8 @@ type Info struct {
 	// Tools is the session's own filter, nil if it has none.
 	Tools    *Tools        `json:"tools,omitempty"`
 	Leases   []LeaseInfo   `json:"leases"`
-	Cleanups []CleanupInfo `json:"cleanups"` // the last ones
+	Injected []string      `json:"injected,omitempty"` // names of the servers that were added to it
+	Cleanups []CleanupInfo `json:"cleanups"`           // the last ones
 }
 
 // ClientInfo describes a client.
@@ -89,6 +90,9 @@ func (s *Session) infoLocked() Info {
 		LastActivity: s.lastActivity, InFlight: s.inFlight, Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
 		Tools:  s.tools.Load(),
 		Leases: []LeaseInfo{}, Cleanups: append([]CleanupInfo{}, s.cleanups...),
+	}
+	for _, server := range s.injected {
+		i.Injected = append(i.Injected, server.Name)
 	}
 	for c := range s.clients {
 		i.Clients = append(i.Clients, ClientInfo{ID: c.id, Name: c.info, Server: c.scope, Version: c.Version(), CreatedAt: c.created})

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"roundhouse/internal/config"
 	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/pool"
@@ -50,10 +51,11 @@ type Session struct {
 	bindings     map[bindKey]*binding
 	order        []*binding // in the order in which they were made
 	timer        *time.Timer
-	idle         chan struct{} // closed when inFlight becomes 0 while draining
-	cause        *fault.Error  // why it ends
-	ending       bool          // somebody runs finishEnd
-	cleanups     []CleanupInfo // the last ones
+	idle         chan struct{}    // closed when inFlight becomes 0 while draining
+	cause        *fault.Error     // why it ends
+	ending       bool             // somebody runs finishEnd
+	cleanups     []CleanupInfo    // the last ones
+	injected     []*config.Server // its own, in the order in which they came; replaced, never changed
 }
 
 func newSession(m *Manager, principal, id, workspace string, minted bool) *Session {
@@ -264,7 +266,7 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	m.mu.Lock()
 	clients, rested := s.clients, s.rested
 	holder, order := s.holder, s.order
-	s.clients, s.holder, s.order, s.bindings = nil, nil, nil, nil
+	s.clients, s.holder, s.order, s.bindings, s.injected = nil, nil, nil, nil, nil
 	for c := range clients {
 		delete(m.clients, c.id)
 	}

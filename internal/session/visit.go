@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -53,18 +54,19 @@ type visitor struct {
 // Visit makes the client of one request and enters its session for it. Client.Leave
 // must be called when the request has been answered, or its sender is gone.
 func (m *Manager) Visit(v Visit) (*Client, error) {
-	if err := m.Serves(v.Scope); err != nil {
-		return nil, err
-	}
 	c, err := newVisitor(v)
 	if err != nil {
+		return nil, err
+	}
+	unnamed := statelessID(c.capabilities)
+	if _, err := m.serverFor(v.Principal, cmp.Or(v.Session, unnamed), v.Scope); err != nil {
 		return nil, err
 	}
 	c.visitor.unnamed = v.Session == ""
 	if v.Tools != nil && v.Session == "" {
 		return nil, fault.New(fault.BadRequest, `_meta["roundhouse/tools"] changes what a session sees; name one with X-Session-Id or _meta["roundhouse/session"]`)
 	}
-	c.session, err = m.open(v.Principal, v.Session, statelessID(c.capabilities), v.Workspace)
+	c.session, err = m.open(v.Principal, v.Session, unnamed, v.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +100,7 @@ func (c *Client) Visit(v Visit) (*Client, error) {
 // until Delete, or until the session ends, as its Stream is told. Of h, what comes with a
 // handshake is not used; info is the sender's name and version, for people.
 func (m *Manager) Enter(h Hello, info string) (*Client, error) {
-	if err := m.Serves(h.Scope); err != nil {
+	if _, err := m.serverFor(h.Principal, h.sessionID(), h.Scope); err != nil {
 		return nil, err
 	}
 	c := &Client{
@@ -282,7 +284,7 @@ func (c *Client) Discover(ctx context.Context) ([]byte, error) {
 
 // meet attaches to the client's one server.
 func (c *Client) meet(ctx context.Context) (*binding, *pool.Handshake, error) {
-	server, err := c.session.m.server(c.scope)
+	server, err := c.session.server(c.scope)
 	if err != nil {
 		return nil, nil, err
 	}
