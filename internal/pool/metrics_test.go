@@ -28,11 +28,12 @@ func counts(t *testing.T, p *Pool) map[string]float64 {
 			if m.Counter == nil || m.Counter.GetValue() == 0 {
 				continue
 			}
-			key := strings.TrimPrefix(f.GetName(), "roundhouse_pool_")
+			var key strings.Builder
+			key.WriteString(strings.TrimPrefix(f.GetName(), "roundhouse_pool_"))
 			for _, l := range m.Label {
-				key += " " + l.GetValue()
+				key.WriteString(" " + l.GetValue())
 			}
-			all[key] = m.Counter.GetValue()
+			all[key.String()] = m.Counter.GetValue()
 		}
 	}
 	return all
