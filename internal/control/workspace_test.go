@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"roundhouse/internal/control"
+	"roundhouse/internal/pool"
 )
 
 // K7, B2, pool specification, section 9: the status in qwen-code's shape.
@@ -16,6 +17,14 @@ func TestWorkspaceStatus(t *testing.T) {
 	}, "pool": {"budget": {"servers": 1, "mode": "enforce"}}}`)
 	handshake := `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`
 	w.send("", "POST", "/mcp/bad", handshake)
+	eventually(t, "nothing of bad holds the budget", func() bool {
+		for _, i := range w.connections("", "") {
+			if i.State != pool.Failed || i.Dying {
+				return false
+			}
+		}
+		return true
+	})
 	w.client("", "a", "s1")
 	w.client("", "a", "s2")
 	w.send("", "POST", "/mcp/late", handshake)
