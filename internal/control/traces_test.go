@@ -197,8 +197,7 @@ func TestTracesInPages(t *testing.T) {
 	}
 }
 
-// C15: a sealed recording takes nothing more; calls under way are lost, and whoever makes
-// them hears of it.
+// C15: a sealed recording takes nothing more; calls under way are lost.
 func TestSeal(t *testing.T) {
 	w := newWorld(t, `{"mcpServers": {}}`)
 	k := keyOf("local", "s")

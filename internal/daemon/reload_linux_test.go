@@ -3,6 +3,7 @@ package daemon_test
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
@@ -95,6 +96,11 @@ func TestAnEditIsFollowed(t *testing.T) {
 // that server only, whose connection ends; SIGHUP reads it, too.
 func TestABrokenEdit(t *testing.T) {
 	t.Parallel()
+	// Below nohup SIGHUP is ignored, also by the daemon. What this process handles is not
+	// ignored by those that it starts.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	both := `{"mcpServers": {"a": {"command": "SERVER"}, "b": {"command": "SERVER"}}}`
 	d := start(t, both)
 	a, b := d.client("a"), d.client("b")
