@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os/signal"
 	"strconv"
 	"strings"
@@ -14,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"roundhouse/internal/event"
-	"roundhouse/internal/sse"
 )
 
 func eventsCommand() *cobra.Command {
@@ -38,45 +35,24 @@ With --json each line is a line of JSON.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), endSignals...)
 		defer stop()
-		err := a.events(ctx, cmd.OutOrStdout(), past, asJSON)
-		if ctx.Err() != nil {
-			return nil // told to stop, which is how it ends
-		}
-		return err
+		return unlessStopped(ctx, a.events(ctx, cmd.OutOrStdout(), past, asJSON))
 	}
 	return cmd
 }
 
 // events prints what happens until ctx or the daemon ends.
 func (a *api) events(ctx context.Context, w io.Writer, past, asJSON bool) error {
-	res, err := a.do(ctx, http.MethodGet, "/api/v1/events?past="+strconv.FormatBool(past), nil, nil)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return apiError(res)
-	}
-	for events := sse.NewReader(res.Body, maxEvent); ; {
-		e, err := events.Next()
-		if errors.Is(err, io.EOF) {
-			return errors.New("the daemon has ended; run the command again when it is back")
-		}
-		if err != nil {
-			return fmt.Errorf("follow the events: %w", err)
-		}
+	return a.follow(ctx, "/api/v1/events?past="+strconv.FormatBool(past), "the events", func(data []byte) error {
 		if asJSON {
-			err = printJSON(w, e.Data)
-		} else {
-			var x event.Event
-			if err = decode(e.Data, &x); err == nil {
-				_, err = fmt.Fprintln(w, describeEvent(x))
-			}
+			return printJSON(w, data)
 		}
-		if err != nil {
+		var x event.Event
+		if err := decode(data, &x); err != nil {
 			return err
 		}
-	}
+		_, err := fmt.Fprintln(w, describeEvent(x))
+		return err
+	})
 }
 
 // describeEvent is an event for people, in one line.

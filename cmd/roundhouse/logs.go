@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"os/signal"
 	"strconv"
@@ -15,11 +13,7 @@ import (
 
 	"roundhouse/internal/control"
 	"roundhouse/internal/pool"
-	"roundhouse/internal/sse"
 )
-
-// maxEvent is the longest event of a followed log that is read, in bytes.
-const maxEvent = 1 << 20
 
 func logsCommand() *cobra.Command {
 	var asJSON, follow bool
@@ -47,11 +41,7 @@ server is restarted. With --json a followed line is one line of JSON.`,
 		server := "/api/v1/servers/" + url.PathEscape(args[0])
 		path := server + "/logs?lines=" + strconv.Itoa(lines)
 		if follow {
-			err := a.follow(ctx, server, path+"&follow=true", cmd.OutOrStdout(), asJSON)
-			if ctx.Err() != nil {
-				return nil // told to stop, which is how it ends
-			}
-			return err
+			return unlessStopped(ctx, a.followLogs(ctx, server, path+"&follow=true", cmd.OutOrStdout(), asJSON))
 		}
 		var raw json.RawMessage
 		if err := a.get(ctx, path, &raw); err != nil {
@@ -101,8 +91,8 @@ func (p *linePrinter) print(l pool.Line) error {
 	return err
 }
 
-// follow prints what comes until ctx or the daemon ends.
-func (a *api) follow(ctx context.Context, server, path string, w io.Writer, asJSON bool) error {
+// followLogs prints what comes until ctx or the daemon ends.
+func (a *api) followLogs(ctx context.Context, server, path string, w io.Writer, asJSON bool) error {
 	p := linePrinter{w, map[string]bool{}}
 	var now control.Server
 	if err := a.get(ctx, server, &now); err != nil {
@@ -111,32 +101,14 @@ func (a *api) follow(ctx context.Context, server, path string, w io.Writer, asJS
 	for _, c := range now.Connections {
 		p.seen[c.ID] = true
 	}
-	res, err := a.do(ctx, http.MethodGet, path, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return apiError(res)
-	}
-	for events := sse.NewReader(res.Body, maxEvent); ; {
-		e, err := events.Next()
-		if errors.Is(err, io.EOF) {
-			return errors.New("the daemon has ended; run the command again when it is back")
-		}
-		if err != nil {
-			return fmt.Errorf("follow the server's output: %w", err)
-		}
+	return a.follow(ctx, path, "the server's output", func(data []byte) error {
 		if asJSON {
-			err = printJSON(w, e.Data)
-		} else {
-			var l pool.Line
-			if err = decode(e.Data, &l); err == nil {
-				err = p.print(l)
-			}
+			return printJSON(w, data)
 		}
-		if err != nil {
+		var l pool.Line
+		if err := decode(data, &l); err != nil {
 			return err
 		}
-	}
+		return p.print(l)
+	})
 }

@@ -21,7 +21,6 @@ import (
 	"roundhouse/internal/control"
 	"roundhouse/internal/event"
 	"roundhouse/internal/fault"
-	"roundhouse/internal/sse"
 	"roundhouse/internal/store"
 	"roundhouse/internal/trace"
 )
@@ -336,50 +335,29 @@ interrupted. With --json each is one line of JSON.`,
 				return err
 			}
 		}
-		err := helpfully(r.tail(ctx, path, cmd.OutOrStdout(), cmd.ErrOrStderr(), asJSON))
-		if ctx.Err() != nil {
-			return nil // told to stop, which is how it ends
-		}
-		return err
+		return unlessStopped(ctx, helpfully(r.tail(ctx, path, cmd.OutOrStdout(), cmd.ErrOrStderr(), asJSON)))
 	}
 	return cmd
 }
 
 // tail prints calls until ctx or the daemon ends.
 func (a *api) tail(ctx context.Context, path string, w, note io.Writer, asJSON bool) error {
-	res, err := a.do(ctx, http.MethodGet, path, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return apiError(res)
-	}
-	for events := sse.NewReader(res.Body, maxEvent); ; {
-		e, err := events.Next()
-		if errors.Is(err, io.EOF) {
-			return errors.New("the daemon has ended; run the command again when it is back")
-		}
-		if err != nil {
-			return fmt.Errorf("follow the calls: %w", err)
-		}
+	return a.follow(ctx, path, "the calls", func(data []byte) error {
 		var v turnRow
-		if err := decode(e.Data, &v); err != nil {
+		if err := decode(data, &v); err != nil {
 			return err
 		}
 		switch {
 		case v.Kind == event.EventsLost:
 			fmt.Fprintln(note, "roundhouse: this was too slow, and calls may be missing here; 'roundhouse traces show' has them")
+			return nil
 		case asJSON:
-			err = printJSON(w, e.Data)
-		default:
-			_, err = fmt.Fprintf(w, "%s  %s  %s  %s  %s  %s\n", v.Start.Local().Format(time.TimeOnly), oneLine(v.Session), oneLine(v.Call),
-				oneLine(v.Model), v.outcome(), v.took())
+			return printJSON(w, data)
 		}
-		if err != nil {
-			return err
-		}
-	}
+		_, err := fmt.Fprintf(w, "%s  %s  %s  %s  %s  %s\n", v.Start.Local().Format(time.TimeOnly), oneLine(v.Session), oneLine(v.Call),
+			oneLine(v.Model), v.outcome(), v.took())
+		return err
+	})
 }
 
 func tracesCheckCommand() *cobra.Command {
