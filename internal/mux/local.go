@@ -167,20 +167,23 @@ func (s *subscription) withdraw(c *Call) bool {
 }
 
 func (m *Mux) subscribeLocked(p Peer, c *Call, uri string) verdict {
-	s := m.subs[uri]
-	if s != nil && s.active {
-		m.addURILocked(p, s)
-		return answered
+	if m.subs[uri] != nil {
+		return m.joinLocked(p, c, m.subs[uri])
 	}
-	me := subscriber{p, c.id0, c.out, c}
-	if s != nil {
-		s.waiting = append(s.waiting, me)
-		return parked
-	}
-	s = &subscription{m: m, uri: uri, waiting: []subscriber{me}}
+	s := &subscription{m: m, uri: uri, waiting: []subscriber{{p, c.id0, c.out, c}}}
 	m.subs[uri] = s
 	c.peer, c.out, c.sub, c.after = nil, s, s, s.endedLocked
 	return forward
+}
+
+// joinLocked adds a subscriber to a subscription that there is, or that is being made.
+func (m *Mux) joinLocked(p Peer, c *Call, s *subscription) verdict {
+	if s.active {
+		m.addURILocked(p, s)
+		return answered
+	}
+	s.waiting = append(s.waiting, subscriber{p, c.id0, c.out, c})
+	return parked
 }
 
 // endedLocked runs when the subscribing call has ended.

@@ -111,16 +111,10 @@ func (m *Mux) newerSubscribeLocked(p Peer, c *Call, uri string) verdict {
 		s = &subscription{m: m, uri: uri, active: true}
 		m.subs[uri] = s
 	}
-	if s != nil && s.active {
-		m.addURILocked(p, s)
-		return answered
-	}
-	me := subscriber{p, c.id0, c.out, c}
 	if s != nil {
-		s.waiting = append(s.waiting, me)
-		return parked
+		return m.joinLocked(p, c, s)
 	}
-	m.subs[uri] = &subscription{m: m, uri: uri, waiting: []subscriber{me}}
+	m.subs[uri] = &subscription{m: m, uri: uri, waiting: []subscriber{{p, c.id0, c.out, c}}}
 	l := &listen{m: m, uri: uri}
 	m.newer.uris[uri] = l
 	m.listenLocked(l)
