@@ -1,10 +1,5 @@
 package dialect
 
-import (
-	"fmt"
-	"slices"
-)
-
 // Engine is a kind of upstream: what it can be asked for beyond its API, and where it
 // answers that. The zero Engine is asked for nothing.
 type Engine string
@@ -32,14 +27,6 @@ type Profile struct {
 	// Experts asks engines for mixtures of experts to tell which were used. Engines
 	// that were not started for it refuse the request then.
 	Experts bool
-}
-
-// Check returns what is wrong with a profile: its engine is none.
-func (p Profile) Check() error {
-	if p.Engine != "" && !slices.Contains(Engines(), p.Engine) {
-		return fmt.Errorf("the engine %q is none of %q", p.Engine, Engines())
-	}
-	return nil
 }
 
 // field is a member to add to a request, and the members of answers that come of it;
