@@ -29,7 +29,7 @@ test:
 chaos:
 	ROUNDHOUSE_CHAOS=60s ROUNDHOUSE_KILLS=200 $(GO) test -race -count=1 -timeout 15m -run 'TestChaos|TestKilledDaemonLosesNoTurn' -v ./internal/daemon/
 
-# fuzz runs every fuzz target for a second, starting from the corpora in testdata/fuzz.
+# fuzz gives every fuzz target 2000 inputs, starting from the corpora in testdata/fuzz.
 # What fails is written there. For longer: scripts/fuzz 1m
 fuzz:
 	scripts/fuzz
