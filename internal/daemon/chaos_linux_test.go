@@ -156,7 +156,8 @@ func (c *chaos) record(nonce string, o outcome) {
 }
 
 // chaosServers are the entries of mcpServers. FLIP is replaced by what makes no
-// difference to the server, and all to its connection.
+// difference to the server, and all to its connection. Their startTimeout is far below
+// patience, since one that is stopped while it starts takes all of it, and callers wait.
 var chaosServers = []string{
 	`"command": "SERVER", "args": ["FLIP"]`,
 	`"command": "SERVER", "args": ["FLIP"], "retry": "idempotent"`,
@@ -184,7 +185,7 @@ func (c *chaos) config(flips []int, budget int) {
 		case 3:
 			continue
 		}
-		servers = append(servers, fmt.Sprintf(`"s%d": {%s, "callTimeout": "3s", "closeTimeouts": {"eof": "200ms", "term": "200ms", "kill": "10s"}}`, i, strings.ReplaceAll(entry, "FLIP", flip)))
+		servers = append(servers, fmt.Sprintf(`"s%d": {%s, "startTimeout": "5s", "callTimeout": "3s", "closeTimeouts": {"eof": "200ms", "term": "200ms", "kill": "10s"}}`, i, strings.ReplaceAll(entry, "FLIP", flip)))
 	}
 	c.write(fmt.Sprintf(`{
 		"sessions": {"max": 250, "idleTimeout": "500ms", "expireAfter": "5s"},
