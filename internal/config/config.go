@@ -248,6 +248,7 @@ type Instances struct {
 	Warmup      ToolCall      // made once, before an instance counts as warm; none is fine
 	Probe       ToolCall      // made before an instance is lent; without a tool it is a ping
 	Reset       ToolCall      // of ReleaseReset
+	Snapshot    ToolCall      // its content is a picture of an instance (A2); none is fine
 	// Endpoints are the addresses of instances that exist already; without any, instances
 	// are processes that are started.
 	Endpoints []secret.String

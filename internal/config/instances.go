@@ -55,7 +55,8 @@ var instancesObject = object[entry]{fields: []field[entry]{
 		kind: toolCall{func(e *entry) *ToolCall { return &e.Instances.Reset }},
 	}, {
 		name: "snapshot",
-		kind: later[entry]{},
+		doc:  "The call whose content is a picture of an instance, such as a screenshot; roundhouse's own tools show it.",
+		kind: toolCall{func(e *entry) *ToolCall { return &e.Instances.Snapshot }},
 	}, {
 		name: "endpoints",
 		doc:  "Addresses of instances that exist already, in the place of url. Variables are expanded.",

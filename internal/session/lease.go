@@ -235,7 +235,7 @@ func (m *Manager) ReleaseLease(principal string, admin bool, id, server string) 
 		b.rest(why)
 	}
 	if !found {
-		return fault.New(fault.UnknownServer, "session %q has no instance of a server that is called %q", id, server)
+		return s.noInstance(server)
 	}
 	return nil
 }

@@ -1,0 +1,197 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/mux"
+	"roundhouse/internal/pool"
+	"roundhouse/internal/wire"
+)
+
+// Picture is what an instance looks like, as the tool in its server's instances.snapshot
+// shows it (A2).
+type Picture struct {
+	Server  string
+	Content json.RawMessage // of the tool's result: an array, as the server sent it
+}
+
+// snapshotLimit is how long an instance may take to show what it looks like.
+const snapshotLimit = 30 * time.Second
+
+// Snapshot takes a picture of the session's instance of a server. With "" that is the one
+// instance which the session has, or, if it has none, one of the only server that declares
+// instances.snapshot. With lease a session that has none leases one, as its first call would
+// (I2).
+//
+// It is a call of the session like those of its clients: the filters hold, it is activity,
+// it counts as a use that is cleaned up after, and it ends with the session. ctx bounds it;
+// once there is an instance, 30 s do, too. Errors: fault.UnknownServer where there is
+// nothing to take a picture of, fault.BadRequest where it is not clear of what,
+// fault.CallTimeout, what a lease or a call fails with, or the cause of ctx. A tool that
+// answers with an error is one, too.
+func (s *Session) Snapshot(ctx context.Context, server string, lease bool) (*Picture, error) {
+	shown, leased, err := s.pictured(server)
+	if err != nil {
+		return nil, err
+	}
+	limit := snapshotLimit
+	switch {
+	case leased:
+	case !lease:
+		return nil, s.noInstance(shown.Name)
+	default:
+		limit += shown.Instances.MaxWait
+	}
+	slow := fault.New(fault.CallTimeout, "the instance of server %q did not show within %s what it looks like", shown.Name, snapshotLimit)
+	slow.Server = shown.Name
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, slow)
+	defer cancel()
+	result, err := s.callTool(ctx, shown.Name, shown.Instances.Snapshot)
+	if err != nil {
+		return nil, fmt.Errorf("take a picture of server %q: %w", shown.Name, err)
+	}
+	var r struct {
+		Content json.RawMessage `json:"content"`
+		IsError bool            `json:"isError"`
+	}
+	switch err := json.Unmarshal(result, &r); {
+	case err != nil:
+		return nil, fmt.Errorf("read the picture of server %q: %w", shown.Name, err)
+	case r.IsError:
+		return nil, fmt.Errorf("take a picture of server %q: the tool %s answered with an error: %s", shown.Name, shown.Instances.Snapshot.Tool, r.Content)
+	}
+	return &Picture{Server: shown.Name, Content: r.Content}, nil
+}
+
+// pictured finds the server of which a picture is wanted, and whether the session has an
+// instance of it.
+func (s *Session) pictured(name string) (server *config.Server, leased bool, err error) {
+	if name != "" {
+		if server, err = s.server(name); err != nil {
+			return nil, false, err
+		}
+		if !hasPicture(server) {
+			err := fault.New(fault.UnknownServer, "server %q declares no tool that shows what it looks like; instances.snapshot of the server does", name)
+			err.Server = name
+			return nil, false, err
+		}
+		return server, s.has(name), nil
+	}
+	var all, mine []*config.Server
+	for _, x := range s.servers() {
+		if !hasPicture(x) {
+			continue
+		}
+		all = append(all, x)
+		if s.has(x.Name) {
+			mine = append(mine, x)
+		}
+	}
+	found := all
+	if len(mine) > 0 {
+		found = mine
+	}
+	switch len(found) {
+	case 0:
+		return nil, false, fault.New(fault.UnknownServer, "no server declares a tool that shows what it looks like; instances.snapshot of a server does")
+	case 1:
+		return found[0], len(mine) == 1, nil
+	}
+	names := make([]string, len(found))
+	for i, x := range found {
+		names[i] = x.Name
+	}
+	return nil, false, fault.New(fault.BadRequest, "there is a picture of several servers (%s); name one", strings.Join(names, ", "))
+}
+
+func hasPicture(server *config.Server) bool {
+	return server.Sharing == config.Exclusive && server.Instances.Snapshot.Tool != ""
+}
+
+// has reports whether the session has an instance of a server.
+func (s *Session) has(server string) bool {
+	s.m.mu.Lock()
+	order := slices.Clone(s.order)
+	s.m.mu.Unlock()
+	return slices.ContainsFunc(order, func(b *binding) bool { return b.name == server && len(b.leased()) > 0 })
+}
+
+func (s *Session) noInstance(server string) *fault.Error {
+	err := fault.New(fault.UnknownServer, "session %q has no instance of a server that is called %q", s.id, server)
+	err.Server = server
+	return err
+}
+
+// callTool calls a tool of one of the session's servers on roundhouse's own behalf, through
+// the door that its clients use, and returns the result. When ctx ends the call is cancelled
+// at the server.
+func (s *Session) callTool(ctx context.Context, server string, tool config.ToolCall) (json.RawMessage, error) {
+	params, err := json.Marshal(struct {
+		Name      string          `json:"name"`
+		Arguments json.RawMessage `json:"arguments,omitempty"`
+	}{tool.Tool, tool.Arguments})
+	if err != nil {
+		return nil, fmt.Errorf("call %s: %w", tool.Tool, err)
+	}
+	f, err := wire.Parse(wire.NewRequest([]byte("1"), wire.ToolsCall, params))
+	if err != nil {
+		return nil, fmt.Errorf("call %s: %w", tool.Tool, err)
+	}
+	c := &Client{
+		id: NewID(), session: s, scope: server, capabilities: noCapabilities, shareable: noCapabilities, info: "roundhouse",
+		created: time.Now(), calls: map[string]*call{},
+	}
+	c.version.Store(&wire.LegacyVersions[0])
+	c.keepInfo(nil, "roundhouse", s.m.cfg.Version)
+	answered := make(reply, 1)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer c.Leave() // which ends what is left of the call
+	sending.Go(func() { s.Do(c, f, answered) })
+	select {
+	case p := <-answered:
+		return resultOf(p)
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// reply is the outlet of a request of ours; it must have room for the answer.
+type reply chan mux.Pieces
+
+// Note implements mux.Outlet.
+func (reply) Note(mux.Pieces) {}
+
+// Done implements mux.Outlet.
+func (r reply) Done(p mux.Pieces) { r <- p }
+
+// resultOf takes an answer apart. An error of roundhouse's own has its reason again.
+func resultOf(p mux.Pieces) (json.RawMessage, error) {
+	f, err := wire.Parse(p.AppendTo(nil))
+	if err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	if f.ResultSpan.Present() {
+		return f.Result(), nil
+	}
+	var e struct {
+		Message string `json:"message"`
+		Data    struct {
+			Reason fault.Reason `json:"reason"`
+			Server string       `json:"server"`
+			Sent   fault.Sent   `json:"sent"`
+		} `json:"data"`
+	}
+	if json.Unmarshal(f.ErrorValue(), &e) != nil || !slices.Contains(fault.Reasons(), e.Data.Reason) {
+		return nil, &pool.RPCError{Object: f.ErrorValue()}
+	}
+	return nil, &fault.Error{Reason: e.Data.Reason, Message: e.Message, Server: e.Data.Server, Sent: e.Data.Sent}
+}
