@@ -21,9 +21,10 @@ var arrows = map[string][]string{
 	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "instance", "pool", "process", "recorder", "session", "socket", "store"},
 
 	// Faces.
-	"internal/control":  {"config", "event", "fault", "front", "instance", "pool", "process", "session", "sse", "store", "trace", "wire"},
-	"internal/gateway":  {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
-	"internal/recorder": {"config", "dialect", "fault", "front", "model", "wire"},
+	"internal/control":   {"config", "event", "fault", "front", "instance", "pool", "process", "session", "sse", "store", "trace", "wire"},
+	"internal/gateway":   {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
+	"internal/recorder":  {"config", "dialect", "fault", "front", "model", "wire"},
+	"internal/responses": {"config"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},

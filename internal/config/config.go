@@ -201,6 +201,9 @@ type Server struct {
 	InheritEnv bool                     // the child gets the daemon's whole environment (P8)
 	URL        secret.String
 	Headers    map[string]secret.String // names as the file spells them; no two differ only in case
+	// Dialer opens the connections to a remote server that a request named; nil is the
+	// machine's own way, by the proxies of the environment too. No file says it.
+	Dialer Dialer
 	// SSEFallback lets a server that does not speak Streamable HTTP be reached by the
 	// older HTTP with SSE: the file does not say which of the two it is.
 	SSEFallback bool

@@ -14,6 +14,7 @@ import (
 type LLM struct {
 	Upstreams []*Upstream // in the order of the file; none means that model APIs are not served
 	Record    Record
+	Responses Responses
 	MaxBody   int64 // bytes of one request, and of one answer that is recorded (C11); 256 MiB
 	MaxQueued int64 // bytes of all requests and answers that wait in memory (C11); 512 MiB
 }
@@ -132,6 +133,10 @@ var llmSection = section[document]{check: checkLLM, object: object[document]{fie
 			kind: unlimited{size[document]{at: func(d *document) *int64 { return &d.LLM.Record.Retention.Size }}},
 		}}}},
 	}}}},
+}, {
+	name: "responses",
+	doc:  "The Responses API.",
+	kind: responsesSection,
 }, {
 	name: "maxBody",
 	doc:  "The largest request of a model API, and the largest answer that is recorded: a number of bytes, or a size such as \"256MiB\".",

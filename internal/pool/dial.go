@@ -31,6 +31,9 @@ func NewDialer(m *process.Manager, log *slog.Logger) Dialer {
 // dialRemote makes a link to a remote server. Only a WebSocket is opened at once.
 func dialRemote(ctx context.Context, s *config.Server, transport http.RoundTripper, log *slog.Logger) (Link, error) {
 	cfg := upstream.HTTPConfig{URL: s.URL.Reveal(), Header: http.Header{}, Transport: transport, Log: log.With("server", s.Name)}
+	if s.Dialer != nil {
+		cfg.Transport, cfg.Dial = nil, s.Dialer.DialContext
+	}
 	for name, value := range s.Headers {
 		cfg.Header.Set(name, value.Reveal())
 	}

@@ -43,6 +43,9 @@ type HTTPConfig struct {
 	// belongs to the link. One that does not call the hooks of net/http/httptrace costs
 	// the knowledge that a message was not sent.
 	Transport http.RoundTripper
+	// Dial opens the connections of the link's own transport, which then uses no proxy;
+	// nil is as NewTransport does. It has no effect with Transport.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// MaxFrame is the longest frame that is read, in bytes; 0 is wire.MaxFrame.
 	MaxFrame int
 	// Log takes what cannot be told to any caller; nil is nowhere.
@@ -95,6 +98,9 @@ func newEndpoint(config HTTPConfig, schemes ...string) (*endpoint, error) {
 	e := &endpoint{url: u, header: http.Header{}, host: config.Header.Get("Host"), transport: config.Transport}
 	if e.transport == nil {
 		e.own = NewTransport()
+		if config.Dial != nil {
+			e.own.Proxy, e.own.DialContext = nil, config.Dial
+		}
 		e.transport = e.own
 	}
 	for name, values := range config.Header {

@@ -1,0 +1,87 @@
+package config
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Dialer opens the network connections to a server. It may be called concurrently.
+type Dialer interface {
+	DialContext(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Responses is the "llm.responses" section: the Responses API.
+type Responses struct {
+	Egress Egress
+}
+
+// Egress is the "llm.responses.egress" section: where a request may send roundhouse with
+// the URL of a server.
+type Egress struct {
+	Allow []EgressRule // beside public addresses with https
+}
+
+// EgressRule allows a host by its name or by its address.
+type EgressRule struct {
+	Host string       // a pattern of names in lower case, or "" for one with Net
+	Net  netip.Prefix // valid if Host is ""
+	Port string       // "" is every port
+}
+
+var responsesSection = section[document]{object: object[document]{fields: []field[document]{{
+	name: "egress",
+	doc:  "Where requests may send roundhouse with a server_url. Public addresses with https always are allowed.",
+	kind: section[document]{object: object[document]{fields: []field[document]{{
+		name: "allow",
+		doc: "What is allowed besides, with http too: names such as \"mcp.example\" or \"*.corp.example\", addresses, networks such as \"10.1.0.0/16\", and each of these but networks with a port, such as \"127.0.0.1:8931\". " +
+			"Whoever may send requests reaches what is allowed here.",
+		kind: custom[document]{from: readEgressRules, shape: func(*document) schema {
+			return schema{"type": "array", "items": schema{"type": "string"}}
+		}},
+	}}}},
+}}}}
+
+func readEgressRules(r *reader, n node, d *document) {
+	elements, ok := r.elements(n)
+	if !ok {
+		return
+	}
+	for _, e := range elements {
+		text, ok := r.text(e)
+		if !ok {
+			continue
+		}
+		rule, ok := parseEgressRule(text)
+		if !ok {
+			r.errorAt(e, `must be a host such as "mcp.example", "*.corp.example" or "127.0.0.1:8931", or a network such as "10.1.0.0/16"`)
+			continue
+		}
+		d.LLM.Responses.Egress.Allow = append(d.LLM.Responses.Egress.Allow, rule)
+	}
+}
+
+func parseEgressRule(text string) (EgressRule, bool) {
+	if network, err := netip.ParsePrefix(text); err == nil && !network.Addr().Is4In6() {
+		return EgressRule{Net: network.Masked()}, true
+	}
+	host, port := strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"), ""
+	if h, p, err := net.SplitHostPort(text); err == nil {
+		host, port = h, p
+		if v, err := strconv.ParseUint(port, 10, 16); err != nil || v == 0 || strconv.FormatUint(v, 10) != port {
+			return EgressRule{}, false
+		}
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		addr = addr.Unmap().WithZone("")
+		return EgressRule{Net: netip.PrefixFrom(addr, addr.BitLen()), Port: port}, true
+	}
+	const letters = "abcdefghijklmnopqrstuvwxyz"
+	host = strings.ToLower(host)
+	// A pattern such as 10.1.* would be met by names that begin so, which is not what it means.
+	top := host[strings.LastIndexByte(host, '.')+1:]
+	ok := host == "*" || strings.ContainsAny(top, letters) && strings.Trim(host, letters+"0123456789-_.*?") == ""
+	return EgressRule{Host: host, Port: port}, ok
+}
