@@ -70,23 +70,13 @@ func (p Profile) fields(r *Request) []field {
 			fields = append(fields, field{"return_routed_experts", "true", []string{"routed_experts"}})
 		}
 	case p.Engine == LlamaCpp && r.API == Chat:
-		// Its ids stand in the logprobs, which it refuses on streams with tools.
-		if !r.asked["logprobs"] && !(r.Stream && r.asked["tools"]) {
-			fields = []field{logprobs, {ask: "top_logprobs", value: "1"}}
+		// Its ids stand in the logprobs. Asked for by this name it gives them on streams with
+		// tools, too, where it refuses the API's own.
+		if !r.asked["logprobs"] {
+			fields = []field{{"n_probs", "1", []string{"logprobs"}}}
 		}
 	}
 	return fields
-}
-
-// givesIDs reports whether the engine can be made to tell token ids.
-func (e Engine) givesIDs(api API) bool {
-	switch e {
-	case VLLM, SGLang, LlamaCpp:
-		return api == Chat
-	case LMDeploy:
-		return api == Chat || api == Messages
-	}
-	return false
 }
 
 // counts reports whether so many ids are as many tokens as the engine counted.
@@ -94,7 +84,8 @@ func (e Engine) counts(ids, counted int64) bool {
 	switch e {
 	case VLLM, SGLang, LlamaCpp:
 		// llama.cpp tells the token that ends the text. It counts and does not tell those of
-		// a stop string of the client's, which cannot be told from ids that got lost.
+		// a stop string of the client's, nor on streams those of which a parser of tools makes
+		// nothing; both cannot be told from ids that got lost.
 		return ids == counted
 	}
 	return true

@@ -25,7 +25,7 @@ const (
 // what is sent: one that stands twice, or in another letter case, is refused.
 var routing = []string{
 	"model", "stream", optionsMember, sessionMember, "tools", "tool_choice", "background", idsMember, "return_prompt_token_ids", "return_meta_info",
-	"return_logprob", "return_routed_experts", "logprobs", "top_logprobs", "include_stop_str_in_output",
+	"return_logprob", "return_routed_experts", "logprobs", "top_logprobs", "n_probs", "include_stop_str_in_output",
 }
 
 // Request is a generation as its client sent it. It is not changed after ParseRequest.
@@ -186,7 +186,7 @@ type Call struct {
 	engine    Engine
 	tools     []string
 	strip     []string // the members of answers that only roundhouse asked for
-	wantsIDs  bool     // whether the answer ought to have token ids
+	wantsIDs  bool     // whether token ids are wanted of an engine that has them
 	endOfText string   // what is scrubbed from the answer's texts
 
 	// stripUsage tells that only roundhouse asked for the counts on a stream. An answer
@@ -205,7 +205,7 @@ func (r *Request) Forward(p Profile, tokens bool) *Call {
 	c := &Call{api: r.API, engine: p.Engine, tools: r.tools}
 	set := map[string]string{}
 	if tokens {
-		c.wantsIDs = p.Engine.givesIDs(r.API)
+		c.wantsIDs = p.Engine.runsLocally()
 		var asked []string
 		for _, f := range p.fields(r) {
 			if r.asked[f.ask] {

@@ -37,7 +37,7 @@ const (
 	FlagAfterEnd      = "after_end"      // something came behind the end, and was dropped
 	FlagChoices       = "choices"        // there are several
 	FlagBackground    = "background"     // the answer is yet to be generated
-	FlagNoTokens      = "no_tokens"      // the engine ought to have told token ids
+	FlagNoTokens      = "no_tokens"      // the engine has token ids, and told none
 	FlagNoPromptIDs   = "no_prompt_ids"  // it told only those of the answer
 	FlagTokenMismatch = "token_mismatch" // what it told of tokens does not fit together
 )

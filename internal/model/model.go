@@ -43,6 +43,9 @@ type Config struct {
 
 	KeepAlive     time.Duration // between comments while the end of a stream is held; 0 is none
 	WriteDeadline time.Duration // how long a client may take nothing before it counts as gone; 0 is 10 s
+	// AsideDeadline is how long a turn that has its answer waits for what the engine was
+	// asked beside it, when the call began; 0 is 5 s.
+	AsideDeadline time.Duration
 }
 
 // Models sends and records model calls. Its methods may be called at any time by any
@@ -73,6 +76,7 @@ type active struct{ cancel context.CancelCauseFunc }
 // New returns Models for a valid configuration.
 func New(cfg Config) *Models {
 	cfg.WriteDeadline = cmp.Or(cfg.WriteDeadline, 10*time.Second)
+	cfg.AsideDeadline = cmp.Or(cfg.AsideDeadline, 5*time.Second)
 	m := &Models{cfg: cfg, log: cfg.Log, queued: &quota{limit: cfg.LLM.MaxQueued}, active: map[*active]bool{}, turns: map[string]*turn{}}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)

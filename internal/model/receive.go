@@ -193,6 +193,7 @@ func (t *turn) feed(s *dialect.Stream, body io.Reader, w *watch) error {
 
 // judged is the ending of an answer that was read.
 func (t *turn) judged(r *dialect.Result, resp *http.Response, h http.Header) ending {
+	t.addPrompt(r)
 	e := ending{result: store.Result{
 		Outcome: store.Outcome(r.Outcome), Status: resp.StatusCode, Error: r.Reason, Header: h,
 		Finish: r.Finish, Usage: usageOf(r.Response), Flags: r.Flags,

@@ -28,7 +28,8 @@ type turn struct {
 	ended  chan struct{} // closed when the turn is stored, or certainly not
 
 	// Owned by run.
-	raw   spool // the answer as it came
+	raw   spool  // the answer as it came
+	aside *aside // what the engine is asked besides, nil if nothing is
 	first time.Time
 	begun chan error // the intent's fate, for one receiver
 }
@@ -105,6 +106,10 @@ func (t *turn) exchange() ending {
 	msg := Message{
 		Method: http.MethodPost, Path: t.call.Path, RawQuery: t.call.RawQuery, Header: t.call.Header,
 		Body: bytes.NewReader(t.forward.Body), Length: int64(len(t.forward.Body)),
+	}
+	if t.forward.AsksForPrompt() {
+		t.aside = t.askAside()
+		defer t.aside.stop()
 	}
 	resp, watch, err := t.upstream.send(t.ctx, t.cancel, msg, t.edit)
 	if err != nil {

@@ -57,7 +57,7 @@ func newWorld(t testing.TB, change func(*config.LLM)) *world {
 		t.Fatal(err)
 	}
 	w.store = st
-	w.models = model.New(model.Config{LLM: cfg, Store: st, Dir: t.TempDir(), KeepAlive: 50 * time.Millisecond, WriteDeadline: 300 * time.Millisecond})
+	w.models = model.New(model.Config{LLM: cfg, Store: st, Dir: t.TempDir(), KeepAlive: 50 * time.Millisecond, WriteDeadline: 300 * time.Millisecond, AsideDeadline: 500 * time.Millisecond})
 	f, err := front.New(front.Config{})
 	if err != nil {
 		t.Fatal(err)
