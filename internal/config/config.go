@@ -82,6 +82,7 @@ type Sessions struct {
 	Max         int           // sessions at once; 1000
 	IdleTimeout time.Duration // to dormant; 10 min
 	ExpireAfter time.Duration // of idleness, to closed; 24 h
+	MaxTasks    int           // that run in one session at once (A5); 16
 }
 
 // Pool is the "pool" section.

@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 		Listen:   "127.0.0.1:7420",
 		StateDir: "/home/me/.local/state/roundhouse",
 		Socket:   "/run/me/roundhouse/roundhouse.sock",
-		Sessions: config.Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour},
+		Sessions: config.Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour, MaxTasks: 16},
 		Pool: config.Pool{
 			Enabled: true, Transports: []config.Transport{config.Stdio, config.WebSocket}, DrainDelay: 30 * time.Second, MaxIdle: 5 * time.Minute,
 			Budget: config.Budget{Mode: config.BudgetOff},

@@ -41,7 +41,7 @@ func defaults(env func(string) (string, bool)) *Config {
 	return &Config{
 		Listen:   "127.0.0.1:7420",
 		StateDir: defaultStateDir(env),
-		Sessions: Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour},
+		Sessions: Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour, MaxTasks: 16},
 		Pool: Pool{
 			Enabled:    true,
 			Transports: []Transport{Stdio, WebSocket},
@@ -156,6 +156,10 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 			name: "expireAfter",
 			doc:  "How long a session may be idle before it is closed.",
 			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Sessions.ExpireAfter }},
+		}, {
+			name: "maxTasks",
+			doc:  "The most tasks that run in one session at once.",
+			kind: count[document]{at: func(d *document) *int { return &d.Sessions.MaxTasks }},
 		}, {
 			name: "kinds",
 			kind: later[document]{},

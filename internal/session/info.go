@@ -17,6 +17,7 @@ type Info struct {
 	CreatedAt    time.Time    `json:"createdAt"`
 	LastActivity time.Time    `json:"lastActivityAt"`
 	InFlight     int          `json:"inFlight"`
+	Tasks        []TaskInfo   `json:"tasks"` // that run, oldest first
 	Calls        int64        `json:"calls"`
 	Streams      int          `json:"streams"`
 	Clients      []ClientInfo `json:"clients"`
@@ -87,7 +88,7 @@ func (i *Info) uses(b *binding) {
 func (s *Session) infoLocked() Info {
 	i := Info{
 		ID: s.id, Principal: s.principal, State: s.state, Named: !s.minted, Workspace: s.workspace, CreatedAt: s.created,
-		LastActivity: s.lastActivity, InFlight: s.inFlight, Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
+		LastActivity: s.lastActivity, InFlight: s.inFlight, Tasks: s.taskInfosLocked(), Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
 		Tools:  s.tools.Load(),
 		Leases: []LeaseInfo{}, Cleanups: append([]CleanupInfo{}, s.cleanups...),
 	}
@@ -106,6 +107,7 @@ type Stats struct {
 	Sessions map[State]int     `json:"sessions"`
 	Clients  int               `json:"clients"`
 	InFlight int               `json:"inFlight"`
+	Tasks    int               `json:"tasks"`
 	Max      int               `json:"max"`
 	Evicted  int64             `json:"evicted"`  // ended to make room (N2)
 	Cleanups map[Outcome]int64 `json:"cleanups"` // so far, by how they went (N5)
@@ -119,6 +121,7 @@ func (m *Manager) Stats() Stats {
 	for _, s := range m.sessions {
 		st.Sessions[s.state]++
 		st.InFlight += s.inFlight
+		st.Tasks += len(s.tasks)
 	}
 	return st
 }

@@ -211,7 +211,7 @@ func (m *Manager) victimLocked() *Session {
 		return 2
 	}
 	for _, s := range m.sessions {
-		if s.state == Draining || s.inFlight > 0 || s.state == Active && s.streams > 0 {
+		if s.state == Draining || s.busyLocked() || s.state == Active && s.streams > 0 {
 			continue
 		}
 		if victim == nil || rank(s) < rank(victim) || rank(s) == rank(victim) && s.lastActivity.Before(victim.lastActivity) {
@@ -221,7 +221,7 @@ func (m *Manager) victimLocked() *Session {
 	return victim
 }
 
-// End ends a session (N4). Without force it waits for calls in flight until ctx
+// End ends a session (N4). Without force it waits for calls in flight and tasks until ctx
 // ends. Another principal's session is unknown, unless admin.
 func (m *Manager) End(ctx context.Context, principal string, admin bool, id string, force bool) error {
 	m.mu.Lock()
@@ -278,8 +278,8 @@ func (m *Manager) Drain() {
 	m.draining = true
 }
 
-// Wait returns when no call is in flight, or when ctx ends; it reports how many are
-// left.
+// Wait returns when no call is in flight and no task runs, or when ctx ends; it reports
+// how many are left.
 func (m *Manager) Wait(ctx context.Context) int {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
@@ -287,7 +287,7 @@ func (m *Manager) Wait(ctx context.Context) int {
 		m.mu.Lock()
 		n := 0
 		for _, s := range m.sessions {
-			n += s.inFlight
+			n += s.inFlight + len(s.tasks)
 		}
 		m.mu.Unlock()
 		if n == 0 || ctx.Err() != nil {

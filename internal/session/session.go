@@ -41,17 +41,19 @@ type Session struct {
 
 	// Guarded by m.mu.
 	state        State
-	lastActivity time.Time // when the last request began or ended (N3)
+	lastActivity time.Time // when the last request or task began or ended (N3)
 	inFlight     int       // requests
-	streams      int       // open streams of its clients
-	calls        int64     // requests so far
+	tasks        map[*Task]struct{}
+	taskEnded    chan struct{} // closed when a task ends; nil if nobody waits for that
+	streams      int           // open streams of its clients
+	calls        int64         // requests so far
 	clients      map[*Client]struct{}
 	holder       *pool.Holder  // nil while dormant
 	rested       chan struct{} // closed when what it had before its last sleep is given back; nil before that
 	bindings     map[bindKey]*binding
 	order        []*binding // in the order in which they were made
 	timer        *time.Timer
-	idle         chan struct{}    // closed when inFlight becomes 0 while draining
+	idle         chan struct{}    // closed when it is not busy any more while draining
 	cause        *fault.Error     // why it ends
 	ending       bool             // somebody runs finishEnd
 	cleanups     []CleanupInfo    // the last ones
@@ -63,7 +65,7 @@ func newSession(m *Manager, principal, id, workspace string, minted bool) *Sessi
 	s := &Session{
 		m: m, id: id, principal: principal, workspace: workspace, minted: minted, created: now,
 		ended: make(chan struct{}), state: Active, lastActivity: now,
-		clients: map[*Client]struct{}{}, bindings: map[bindKey]*binding{},
+		clients: map[*Client]struct{}{}, tasks: map[*Task]struct{}{}, bindings: map[bindKey]*binding{},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.holder = m.cfg.Pool.NewHolder(id)
@@ -105,7 +107,7 @@ func (s *Session) idled() {
 	}
 	limits := m.live.Load().Limits
 	quiet := time.Since(s.lastActivity)
-	if s.inFlight > 0 { // idle time counts from the end of what runs
+	if s.busyLocked() { // idle time counts from the end of what runs
 		s.armLocked(time.Now())
 		m.mu.Unlock()
 		return
@@ -217,9 +219,21 @@ func (s *Session) exit() {
 func (s *Session) exitLocked() {
 	s.inFlight--
 	s.lastActivity = time.Now()
-	if s.inFlight > 0 {
-		return
+	s.restLocked()
+}
+
+// busyLocked reports whether the session works: on a request, or a task (N3).
+func (s *Session) busyLocked() bool { return s.inFlight > 0 || len(s.tasks) > 0 }
+
+// restLocked tells the end of the session, if it waits for that, that it is not busy.
+func (s *Session) restLocked() {
+	if !s.busyLocked() {
+		s.wakeEndLocked()
 	}
+}
+
+// wakeEndLocked has the end of the session, if it waits for calls and tasks, go on.
+func (s *Session) wakeEndLocked() {
 	if s.idle != nil {
 		close(s.idle)
 		s.idle = nil
@@ -238,32 +252,36 @@ func (s *Session) beginEndLocked(why *fault.Error) {
 	}
 }
 
-// finishEnd is the one teardown path (N4): wait for calls unless force, cancel what
-// is left, clean up, release in reverse order, forget. The first caller does it; others wait
-// for it.
+// finishEnd is the one teardown path (N4): wait for calls and tasks unless force, cancel what
+// is left, clean up, release in reverse order, forget. The first caller does it; others
+// wait for it. The waiting for calls and tasks is over when the context of any of them
+// ends, or one of them uses force.
 func (s *Session) finishEnd(ctx context.Context, force bool) {
 	m := s.m
 	m.mu.Lock()
-	if s.ending {
-		m.mu.Unlock()
-		<-s.ended
-		return
-	}
+	first := !s.ending
 	s.ending = true
-	var idle chan struct{}
-	if !force && s.inFlight > 0 {
-		idle = make(chan struct{})
-		s.idle = idle
+	if first && !force && s.busyLocked() {
+		s.idle = make(chan struct{})
 	}
+	idle := s.idle
 	m.mu.Unlock()
-	if idle != nil {
+	if idle != nil && !force {
 		select {
 		case <-idle:
 		case <-ctx.Done():
 		}
 	}
+	if !first {
+		m.mu.Lock()
+		s.wakeEndLocked()
+		m.mu.Unlock()
+		<-s.ended
+		return
+	}
 	s.cancel(s.cause)
 	m.mu.Lock()
+	s.idle = nil
 	clients, rested := s.clients, s.rested
 	holder, order := s.holder, s.order
 	s.clients, s.holder, s.order, s.bindings, s.injected = nil, nil, nil, nil, nil
@@ -297,8 +315,8 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 }
 
 // removeClient takes a client off the session after its DELETE. A session that
-// nobody named ends with its last client; a named one gives back what it holds and
-// stays known until it expires.
+// nobody named ends with its last client, or with the last task that it runs then; a
+// named one gives back what it holds and stays known until it expires.
 func (s *Session) removeClient(c *Client) {
 	m := s.m
 	m.mu.Lock()
@@ -309,12 +327,12 @@ func (s *Session) removeClient(c *Client) {
 	delete(s.clients, c)
 	delete(m.clients, c.id)
 	last := len(s.clients) == 0
-	end := last && s.minted
+	end, tasks := last && s.minted, len(s.tasks) > 0
 	var release func()
 	switch {
 	case end:
 		s.beginEndLocked(errEnded)
-	case last && s.state == Active && s.inFlight == 0:
+	case last && s.state == Active && !s.busyLocked():
 		release = s.sleepLocked()
 		s.armLocked(s.lastActivity)
 	}
@@ -329,7 +347,10 @@ func (s *Session) removeClient(c *Client) {
 	if release != nil {
 		release()
 	}
-	if end {
+	switch {
+	case end && tasks:
+		m.spawn(func() { s.finishEnd(s.ctx, false) })
+	case end:
 		s.finishEnd(context.Background(), true)
 	}
 }

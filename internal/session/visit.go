@@ -35,7 +35,7 @@ type Visit struct {
 	Tools        *Tools          // to be the session's from now on; nil leaves it as it is; only with Session
 	Scope        string          // the server, or "" for the aggregate
 	Info         string          // name and version of the client, for people
-	Capabilities json.RawMessage // as declared: an object
+	Capabilities json.RawMessage // as declared: an object; nil declares nothing
 	LogLevel     []byte          // JSON string of the least severe level to be told, or nil for no log messages
 	Stream       Stream          // of a request that listens, else nil
 	// Vet is shown a tool as its server lists it, before the tool is called. Its error
@@ -117,6 +117,9 @@ func (m *Manager) Enter(h Hello, info string) (*Client, error) {
 
 // newVisitor makes a client of what a request brings.
 func newVisitor(v Visit) (*Client, error) {
+	if v.Capabilities == nil {
+		v.Capabilities = noCapabilities
+	}
 	capabilities, err := unasked(v.Capabilities)
 	if err != nil {
 		return nil, fault.New(fault.BadRequest, "the client's capabilities cannot be read: %w", err)
