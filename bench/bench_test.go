@@ -227,3 +227,64 @@ func TestParseProportional(t *testing.T) {
 		}
 	}
 }
+
+func TestStreamBarsJudgeWithinRounds(t *testing.T) {
+	at := func(values ...time.Duration) (samples []streamSample) {
+		for _, v := range values {
+			samples = append(samples, streamSample{TokensPerSecond: float64(v), FirstP50: v, CPU: v})
+		}
+		return samples
+	}
+	rows, bars := judgeStreams(streamPlan{streams: []int{32}}, map[streamCell][]streamSample{
+		{trainProxy, 32}: at(100, 110, 120),
+		{plainProxy, 32}: at(100, 100, 100),
+	})
+	if len(rows) != 2 || rows[0].Proxy != plainProxy || rows[1].CPU != 110 {
+		t.Errorf("rows: %+v", rows)
+	}
+	if len(bars) != 3 || bars[0].Verdict != pass || bars[0].Ratio != 1.1 || bars[1].Verdict != pass || bars[2].Verdict != skipped {
+		t.Errorf("bars: %+v", bars)
+	}
+	var text strings.Builder
+	r := report{Bars: bars, Streams: streamReport{Rows: rows, Missing: []string{"nginx is not there"}}}
+	if err := r.writeTable(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"tokens/s", "nginx is not there\n", "SKIP  CPU per token of roundhouse-train to that of nginx, 32 streams: not measured (bar: <= 1.5)"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in:\n%s", want, text.String())
+		}
+	}
+	if r.passed() {
+		t.Error("the report passed with a bar that was not measured")
+	}
+}
+
+// The whole path for a moment: streams come whole through every proxy that there is.
+func TestEveryProxyIsMeasuredAndEnded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and runs the servers")
+	}
+	dir := t.TempDir()
+	bin, err := build(t.Context(), dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := streamPlan{streams: []int{2}, rounds: 1, warmup: 50 * time.Millisecond, window: 1500 * time.Millisecond}
+	r, bars, err := measureStreams(t.Context(), dir, bin, p, t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Rows)+len(r.Missing) != len(proxyNames) || len(bars) != 3 {
+		t.Errorf("rows %+v, missing %q, %d bars", r.Rows, r.Missing, len(bars))
+	}
+	for _, row := range r.Rows {
+		if row.TokensPerSecond == 0 {
+			t.Errorf("no token came: %+v", row)
+		}
+	}
+	below, err := descendants(os.Getpid())
+	if err != nil || len(below) > 0 {
+		t.Errorf("left: %+v, %v", below, err)
+	}
+}

@@ -43,6 +43,7 @@ var frontNames = []string{
 // binaries are the paths of what a run starts.
 type binaries struct {
 	echoserver, typedproxy string
+	engine, plainproxy     string
 	roundhouse             string // empty if it could not be built
 	roundhouseProblem      string // what the failed build said
 }
@@ -53,13 +54,14 @@ func build(ctx context.Context, dir, roundhouse string) (binaries, error) {
 	bin := binaries{
 		echoserver: filepath.Join(dir, "echoserver"),
 		typedproxy: filepath.Join(dir, "typedproxy"),
+		engine:     filepath.Join(dir, "engine"),
+		plainproxy: filepath.Join(dir, "plainproxy"),
 		roundhouse: roundhouse,
 	}
-	if err := goBuild(ctx, bin.echoserver, "roundhouse/bench/echoserver"); err != nil {
-		return bin, err
-	}
-	if err := goBuild(ctx, bin.typedproxy, "roundhouse/bench/typedproxy"); err != nil {
-		return bin, err
+	for _, path := range []string{bin.echoserver, bin.typedproxy, bin.engine, bin.plainproxy} {
+		if err := goBuild(ctx, path, "roundhouse/bench/"+filepath.Base(path)); err != nil {
+			return bin, err
+		}
 	}
 	if roundhouse != "" {
 		return bin, nil
@@ -182,9 +184,14 @@ func startFront(ctx context.Context, dir, name, path, ready string, command func
 	if err != nil {
 		return nil, err
 	}
+	return startFrontAt(ctx, dir, name, addr, path, ready, command(addr))
+}
+
+// startFrontAt is startFront with an address that was chosen before.
+func startFrontAt(ctx context.Context, dir, name, addr, path, ready string, command []string) (*front, error) {
 	f := &front{
 		name:     name,
-		command:  command(addr),
+		command:  command,
 		endpoint: "http://" + addr + path,
 		log:      filepath.Join(dir, name+".log"),
 		ended:    make(chan struct{}),

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,7 +15,7 @@ import (
 
 // report is the result of a run, as it is written to the JSON file.
 type report struct {
-	GoVersion string        `json:"go_version"`
+	GoVersion string        `json:"go_version"` // set by writeJSON
 	CPUs      int           `json:"cpus"`
 	Rounds    int           `json:"rounds"`
 	Window    time.Duration `json:"window_ns"`
@@ -22,6 +23,7 @@ type report struct {
 	Rows      []row         `json:"rows"`
 	Bars      []bar         `json:"bars"`
 	Fleets    []fleet       `json:"fleets"`
+	Streams   streamReport  `json:"streams"`
 }
 
 // row is a cell: each value is the median of the cell's samples.
@@ -36,9 +38,10 @@ type row struct {
 // bar is a requirement on the median of a ratio, which is taken within each round.
 type bar struct {
 	Name     string  `json:"name"`
-	Sessions int     `json:"sessions"`
-	Payload  int     `json:"payload_bytes"`
-	Relation string  `json:"relation"` // ">=" or "<="
+	Sessions int     `json:"sessions,omitempty"` // with Payload, of calls
+	Payload  int     `json:"payload_bytes,omitempty"`
+	Streams  int     `json:"streams,omitempty"` // of streams
+	Relation string  `json:"relation"`          // ">=" or "<="
 	Limit    float64 `json:"limit"`
 	Ratio    float64 `json:"ratio"` // 0 if it was not measured
 	Verdict  verdict `json:"verdict"`
@@ -68,7 +71,7 @@ var requirements = []struct {
 
 // newReport makes the report of a run from its samples.
 func newReport(p plan, results map[cell][]sample) report {
-	r := report{GoVersion: runtime.Version(), CPUs: runtime.NumCPU(), Rounds: p.rounds, Window: p.window}
+	r := report{Rounds: p.rounds, Window: p.window}
 	var other []float64
 	for _, payload := range p.payloads {
 		for _, sessions := range p.sessions {
@@ -86,7 +89,7 @@ func newReport(p plan, results map[cell][]sample) report {
 		for _, req := range requirements {
 			b := req.bar
 			b.Payload = payload
-			b.judge(results[cell{req.front, b.Sessions, payload}], results[cell{req.baseline, b.Sessions, payload}], req.value)
+			judge(&b, results[cell{req.front, b.Sessions, payload}], results[cell{req.baseline, b.Sessions, payload}], req.value)
 			r.Bars = append(r.Bars, b)
 		}
 	}
@@ -95,7 +98,7 @@ func newReport(p plan, results map[cell][]sample) report {
 }
 
 // judge sets Ratio and Verdict from the samples of both fronts, round by round.
-func (b *bar) judge(front, baseline []sample, value func(sample) float64) {
+func judge[S any](b *bar, front, baseline []S, value func(S) float64) {
 	var ratios []float64
 	for i := range min(len(front), len(baseline)) {
 		if base := value(baseline[i]); base > 0 {
@@ -144,7 +147,7 @@ func medianSample(samples []sample) sample {
 	}
 }
 
-func medianOf[T cmp.Ordered](samples []sample, value func(sample) T) T {
+func medianOf[S any, T cmp.Ordered](samples []S, value func(S) T) T {
 	values := make([]T, len(samples))
 	for i, s := range samples {
 		values[i] = value(s)
@@ -154,6 +157,30 @@ func medianOf[T cmp.Ordered](samples []sample, value func(sample) T) T {
 
 // writeTable writes the report for people.
 func (r report) writeTable(w io.Writer) error {
+	if len(r.Rows) > 0 {
+		if err := r.writeCalls(w); err != nil {
+			return fmt.Errorf("write the table: %w", err)
+		}
+	}
+	if len(r.Streams.Rows) > 0 {
+		if err := r.Streams.writeTable(w); err != nil {
+			return fmt.Errorf("write the table of streams: %w", err)
+		}
+	}
+	for _, b := range r.Bars {
+		measured := "not measured"
+		if b.Verdict != skipped {
+			measured = fmt.Sprintf("%.2f", b.Ratio)
+		}
+		if _, err := fmt.Fprintf(w, "%s  %s, %s: %s (bar: %s %g)\n", b.Verdict, b.Name, b.load(), measured, b.Relation, b.Limit); err != nil {
+			return fmt.Errorf("write the bars: %w", err)
+		}
+	}
+	return nil
+}
+
+// writeCalls writes what calls of tools took.
+func (r report) writeCalls(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "payload\tsessions\tfront\tcalls/s\tp50 µs\tp99 µs\tfront CPU µs/call\tall CPU µs/call\tload CPU µs/call\tRSS MiB\t")
 	for i, row := range r.Rows {
@@ -168,33 +195,27 @@ func (r report) writeTable(w io.Writer) error {
 			row.CallsPerSecond, micros(row.P50), micros(row.P99), frontCPU, micros(row.ServerCPU), micros(row.LoadCPU), row.Resident>>20)
 	}
 	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write the table: %w", err)
+		return err
 	}
 	_, err := fmt.Fprintf(w, "\n%s, %d CPUs; medians of %d × %v; everything else on the machine used %.2f CPUs meanwhile\n\n",
-		r.GoVersion, r.CPUs, r.Rounds, r.Window, r.OtherCPU)
-	if err != nil {
-		return fmt.Errorf("write the table: %w", err)
-	}
+		runtime.Version(), runtime.NumCPU(), r.Rounds, r.Window, r.OtherCPU)
 	for _, f := range r.Fleets {
-		if _, err := fmt.Fprintf(w, "%d sessions with %d servers each, %s: %d processes, %d MiB\n", fleetSessions, fleetServers, f.Name, f.Processes, f.Memory>>20); err != nil {
-			return fmt.Errorf("write the table: %w", err)
-		}
+		_, e := fmt.Fprintf(w, "%d sessions with %d servers each, %s: %d processes, %d MiB\n", fleetSessions, fleetServers, f.Name, f.Processes, f.Memory>>20)
+		err = errors.Join(err, e)
 	}
-	for _, b := range r.Bars {
-		measured := "not measured"
-		if b.Verdict != skipped {
-			measured = fmt.Sprintf("%.2f", b.Ratio)
-		}
-		plural := "s"
-		if b.Sessions == 1 {
-			plural = ""
-		}
-		if _, err := fmt.Fprintf(w, "%s  %s, %d session%s, %d bytes: %s (bar: %s %g)\n",
-			b.Verdict, b.Name, b.Sessions, plural, b.Payload, measured, b.Relation, b.Limit); err != nil {
-			return fmt.Errorf("write the table: %w", err)
-		}
+	_, e := fmt.Fprintln(w)
+	return errors.Join(err, e)
+}
+
+// load says with what a bar is measured.
+func (b *bar) load() string {
+	switch {
+	case b.Streams > 0:
+		return fmt.Sprintf("%d streams", b.Streams)
+	case b.Sessions == 1:
+		return fmt.Sprintf("1 session, %d bytes", b.Payload)
 	}
-	return nil
+	return fmt.Sprintf("%d sessions, %d bytes", b.Sessions, b.Payload)
 }
 
 func micros(d time.Duration) string {
@@ -203,6 +224,7 @@ func micros(d time.Duration) string {
 
 // writeJSON writes the report for machines.
 func (r report) writeJSON(path string) error {
+	r.GoVersion, r.CPUs = runtime.Version(), runtime.NumCPU()
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write the results: %w", err)

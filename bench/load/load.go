@@ -76,12 +76,16 @@ func (r Result) CallsPerSecond() float64 {
 
 // Quantile returns the latency that a share q (0 to 1) of the calls did not exceed,
 // by nearest rank. It returns 0 if there were no calls.
-func (r Result) Quantile(q float64) time.Duration {
-	n := len(r.Latencies)
+func (r Result) Quantile(q float64) time.Duration { return Quantile(r.Latencies, q) }
+
+// Quantile returns the duration that a share q (0 to 1) of sorted ones does not exceed,
+// by nearest rank, and 0 if there are none.
+func Quantile(sorted []time.Duration, q float64) time.Duration {
+	n := len(sorted)
 	if n == 0 {
 		return 0
 	}
-	return r.Latencies[min(max(int(q*float64(n)+0.5)-1, 0), n-1)]
+	return sorted[min(max(int(q*float64(n)+0.5)-1, 0), n-1)]
 }
 
 // Run carries out p. It returns the first error of any session, or the cause of
