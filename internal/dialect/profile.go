@@ -83,9 +83,9 @@ func (p Profile) fields(r *Request) []field {
 func (e Engine) counts(ids, counted int64) bool {
 	switch e {
 	case VLLM, SGLang, LlamaCpp:
-		// llama.cpp tells the token that ends the text. It counts and does not tell those of
-		// a stop string of the client's, nor on streams those of which a parser of tools makes
-		// nothing; both cannot be told from ids that got lost.
+		// llama.cpp counts and does not tell the tokens of a stop string of the client's, and
+		// on streams those of which there is no text or which make a tool call, the one that
+		// ends the answer among them. None of this can be told from ids that got lost.
 		return ids == counted
 	}
 	return true
