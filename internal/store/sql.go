@@ -55,15 +55,28 @@ FROM calls c JOIN sessions s ON s.key = c.session
 WHERE s.deleted = 0 AND c.seq > ?`
 
 	saveResponse = `
-INSERT INTO responses (session, id, created, body_size, body_digest, body) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (session, id) DO UPDATE SET
-  created = excluded.created, body_size = excluded.body_size, body_digest = excluded.body_digest, body = excluded.body`
-	deleteResponse = `
-DELETE FROM responses WHERE id = ? AND session IN (SELECT key FROM sessions WHERE principal = ? AND deleted = 0)`
-	selectResponse = `
-SELECT s.principal, s.id, s.incarnation, r.id, r.created, r.body_size, r.body_digest, r.body
-FROM responses r JOIN sessions s ON s.key = r.session WHERE s.deleted = 0 AND s.principal = ? AND r.id = ?
-ORDER BY r.created DESC LIMIT 1`
+INSERT INTO responses (principal, id, session, created, running, body_size, body_digest, body, events_size, events_digest, events)
+VALUES (?, ?, (SELECT key FROM sessions WHERE principal = ? AND id = ? AND deleted = 0 ORDER BY incarnation DESC LIMIT 1), ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (principal, id) DO UPDATE SET
+  created = excluded.created, running = excluded.running, body_size = excluded.body_size, body_digest = excluded.body_digest, body = excluded.body,
+  events_size = excluded.events_size, events_digest = excluded.events_digest, events = excluded.events`
+	deleteResponse  = `DELETE FROM responses WHERE principal = ? AND id = ?`
+	selectResponses = `
+SELECT r.principal, r.id, coalesce(s.id, ''), r.created, r.running, r.body_size, r.body_digest, r.body, r.events_size, r.events_digest, r.events
+FROM responses r LEFT JOIN sessions s ON s.key = r.session WHERE coalesce(s.deleted, 0) = 0`
+	selectResponse = selectResponses + ` AND r.principal = ? AND r.id = ?`
+	selectRunning  = selectResponses + ` AND r.running = 1 ORDER BY r.created LIMIT 100`
+	dropEvents     = `
+UPDATE responses SET events_size = 0, events_digest = NULL, events = NULL WHERE rowid IN
+  (SELECT rowid FROM responses WHERE events_size > 0 AND running = 0 AND created < ? LIMIT ?)`
+	dropResponses = `DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE running = 0 AND created < ? LIMIT ?)`
+	dropBeyond    = `
+DELETE FROM responses WHERE rowid IN (SELECT rowid FROM
+  (SELECT rowid, running, sum(coalesce(length(body), 0) + coalesce(length(events), 0)) OVER (ORDER BY created DESC, rowid DESC) AS used FROM responses)
+  WHERE used > ? AND running = 0 LIMIT ?)`
+	findApproval   = `SELECT response FROM approvals WHERE principal = ? AND id = ?`
+	insertApproval = `INSERT INTO approvals (principal, id, response, answered) VALUES (?, ?, ?, ?)`
+	dropApprovals  = `DELETE FROM approvals WHERE rowid IN (SELECT rowid FROM approvals WHERE answered < ? LIMIT ?)`
 
 	hideSession = `UPDATE sessions SET deleted = 1 WHERE key = ?`
 	firstHidden = `SELECT key FROM sessions WHERE deleted = 1 ORDER BY key LIMIT 1`
