@@ -91,6 +91,10 @@ func (u *undo) run() {
 	*u = nil
 }
 
+// recordLinger is how long what is recorded, but holds up no answer, may wait for what does
+// (C6): each sync of the disk takes time from all streams.
+const recordLinger = 20 * time.Millisecond
+
 // Run serves until ctx ends, then shuts down in order (G1) and returns nil; when
 // hurry ends too, calls in flight get no more grace. A start that fails takes the
 // same way down and returns why it failed.
@@ -126,7 +130,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 
 	var recordings *store.Store // nil if there is nothing to record
 	if len(cfg.LLM.Upstreams) > 0 {
-		if recordings, err = store.Open(ctx, store.Config{Path: cfg.Store, Log: log}); err != nil {
+		if recordings, err = store.Open(ctx, store.Config{Path: cfg.Store, Log: log, Linger: recordLinger}); err != nil {
 			return fmt.Errorf("open the database %s: %w", cfg.Store, err)
 		}
 		down.add(func() {

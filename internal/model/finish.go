@@ -29,18 +29,11 @@ func (t *turn) finish(e ending) {
 	t.m.cfg.Events.Publish(event.Event{Kind: event.TurnRecorded, Principal: t.key.Principal, Session: t.key.ID, Turn: t.id, Outcome: string(e.result.Outcome)})
 }
 
-// commit stores what became of the call, once its intent is stored (C6).
+// commit stores what became of the call, behind its intent (C6).
 func (t *turn) commit(e *ending) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), storeTimeout)
 	defer cancel()
-	select {
-	case err := <-t.begun:
-		if err != nil {
-			return fmt.Errorf("store the intent: %w", err)
-		}
-	case <-ctx.Done():
-		return fmt.Errorf("store the intent: %w", store.ErrUnknown)
-	}
+	<-t.intended
 	v := &e.result
 	v.First, v.End = t.first, time.Now()
 	var err error
@@ -56,6 +49,17 @@ func (t *turn) commit(e *ending) error {
 	err = t.m.cfg.Store.Commit(ctx, t.key, t.id, *v)
 	if errors.Is(err, store.ErrUnknown) && ctx.Err() == nil {
 		err = t.m.cfg.Store.Commit(ctx, t.key, t.id, *v) // it may be repeated
+	}
+	if err == nil {
+		return nil // then the intent is stored, too
+	}
+	// A result without an intent is refused, and the intent's fate says why there is none.
+	select {
+	case cause := <-t.begun:
+		if cause != nil {
+			return fmt.Errorf("store the intent: %w", cause)
+		}
+	case <-ctx.Done():
 	}
 	return err
 }

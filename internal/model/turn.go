@@ -28,17 +28,18 @@ type turn struct {
 	ended  chan struct{} // closed when the turn is stored, or certainly not
 
 	// Owned by run.
-	raw   spool  // the answer as it came
-	aside *aside // what the engine is asked besides, nil if nothing is
-	first time.Time
-	begun chan error // the intent's fate, for one receiver
+	raw      spool  // the answer as it came
+	aside    *aside // what the engine is asked besides, nil if nothing is
+	first    time.Time
+	intended chan struct{} // closed when the intent has its place in the store's queue, or never will
+	begun    chan error    // the intent's fate, for one receiver
 }
 
 func newTurn(m *Models, p *prepared, ctx context.Context) *turn {
 	t := &turn{
 		prepared: p, m: m, id: strings.ToLower(rand.Text()), ended: make(chan struct{}),
-		raw:   spool{dir: m.cfg.Dir, limit: m.cfg.LLM.MaxBody},
-		begun: make(chan error, 1),
+		raw:      spool{dir: m.cfg.Dir, limit: m.cfg.LLM.MaxBody},
+		intended: make(chan struct{}), begun: make(chan error, 1),
 	}
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
 	t.out = newOutlet(m, t.clientLeft)
@@ -75,7 +76,11 @@ func (t *turn) run() {
 func (t *turn) begin() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), storeTimeout)
 	defer cancel()
-	err := t.m.cfg.Store.Begin(ctx, t.intent())
+	wait, err := t.m.cfg.Store.Intend(t.intent())
+	close(t.intended)
+	if err == nil {
+		err = wait(ctx)
+	}
 	if err != nil && t.trains() {
 		t.cancel(err)
 	}

@@ -130,18 +130,32 @@ func (r *Result) check() error {
 
 // Begin stores the intent of a call (C6).
 func (s *Store) Begin(ctx context.Context, v Call) error {
+	if ctx.Err() != nil {
+		return ended(ctx, "begin a call")
+	}
+	wait, err := s.Intend(v)
+	if err != nil {
+		return err
+	}
+	return wait(ctx)
+}
+
+// Intend is Begin in two steps: when it returns nil the intent has its place before
+// whatever is written from then on, so that the call may be committed, and wait waits until
+// it is stored. The error says that it never will be.
+func (s *Store) Intend(v Call) (wait func(context.Context) error, err error) {
 	doing := fmt.Sprintf("begin call %q of session %q", v.ID, v.Session.ID)
 	if err := v.Session.check(); err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	if v.ID == "" || v.Policy != Train && v.Policy != Observe {
-		return fmt.Errorf("%s: %w: it needs an id and a policy", doing, ErrInvalid)
+		return nil, fmt.Errorf("%s: %w: it needs an id and a policy", doing, ErrInvalid)
 	}
 	digest := v.Request.Digest()
 	start := packTime(v.Start)
 	args := append([]any{v.ID, v.Attempt, v.API, v.Endpoint, v.Model, v.Upstream, string(v.Policy), v.Stream, start,
 		packHeader(v.Header)}, v.Request.columns()...)
-	return s.submit(ctx, doing, len(v.Request.packed), func(c *conn) error {
+	w := &write{doing: doing, size: len(v.Request.packed), apply: func(c *conn) error {
 		session, sealed, err := c.session(v.Session)
 		if errors.Is(err, ErrNotFound) {
 			k := v.Session
@@ -170,7 +184,8 @@ func (s *Store) Begin(ctx context.Context, v Call) error {
 		}
 		_, err = c.change(insertUnfinished, seq)
 		return err
-	})
+	}}
+	return s.enqueue(w, s.linger).wait, nil
 }
 
 // bodyDigest is the column of a body's digest.
@@ -272,7 +287,10 @@ func (s *Store) Deliver(ctx context.Context, k SessionKey, id string, d Delivery
 	if d != Full && d != Partial && d != None {
 		return fmt.Errorf("%s: %w: there is no delivery %q", doing, ErrInvalid, d)
 	}
-	return s.submit(ctx, doing, 0, func(c *conn) error {
+	if ctx.Err() != nil {
+		return ended(ctx, doing)
+	}
+	w := &write{doing: doing, apply: func(c *conn) error {
 		seq, sealed, err := c.call(k, id)
 		if err != nil {
 			return err
@@ -292,5 +310,6 @@ func (s *Store) Deliver(ctx context.Context, k SessionKey, id string, d Delivery
 		}
 		_, err = c.change(insertDelivery, seq, string(d), bytes)
 		return err
-	})
+	}}
+	return s.enqueue(w, s.linger).wait(ctx)
 }

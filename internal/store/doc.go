@@ -23,7 +23,8 @@
 // Calls, Sessions and the other reads never hold up a write, nor a write them.
 //
 // Writes of many callers share one sync of the disk (C6, "group commit"): what comes
-// while a transaction is being synced goes into the next one together.
+// while a transaction is being synced goes into the next one together. Intents and
+// deliveries, for which no client waits, linger for one that cannot (Config.Linger).
 //
 // The properties are those of the recorder's specification (C) and of the
 // trajectories' (J).

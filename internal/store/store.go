@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/ncruces/go-sqlite3/driver"
 )
@@ -20,6 +21,9 @@ import (
 type Config struct {
 	Path string       // of the database's file; it is made, with mode 0600, if it is missing
 	Log  *slog.Logger // nil discards
+	// Linger is how long an intent or a delivery, for neither of which a client waits, may
+	// wait for a write that cannot, to share its transaction. 0 is not at all.
+	Linger time.Duration
 }
 
 // Store is an open database. Its methods may be called at any time by any number of
@@ -28,12 +32,13 @@ type Config struct {
 // fine.
 type Store struct {
 	// Constant after Open.
-	path  string
-	log   *slog.Logger
-	hooks hooks
-	lock  *os.File // held for life
-	write *sql.DB  // the writer's connection
-	read  *sql.DB  // connections that cannot write
+	path   string
+	log    *slog.Logger
+	hooks  hooks
+	linger time.Duration // Config.Linger
+	lock   *os.File      // held for life
+	write  *sql.DB       // the writer's connection
+	read   *sql.DB       // connections that cannot write
 	// anchor is a connection that does nothing. SQLite removes its files beside the
 	// database with the last connection, and would make them anew for everybody to read.
 	anchor *sql.Conn
@@ -47,6 +52,8 @@ type Store struct {
 
 	mu     sync.Mutex
 	queue  []*write
+	due    bool        // the queue is not to wait any longer
+	timer  *time.Timer // makes it due; nil if it is, or nothing waits
 	closed bool
 
 	shut sync.Once
@@ -77,7 +84,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 }
 
 func open(ctx context.Context, cfg Config, h hooks) (_ *Store, err error) {
-	s := &Store{log: cfg.Log, hooks: h, wake: make(chan struct{}, 1)}
+	s := &Store{log: cfg.Log, hooks: h, linger: cfg.Linger, wake: make(chan struct{}, 1)}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -232,8 +239,8 @@ func (s *Store) Close() error {
 	s.shut.Do(func() {
 		s.mu.Lock()
 		s.closed = true
+		s.dueLocked()
 		s.mu.Unlock()
-		s.signal()
 		s.wg.Wait()
 		s.err = s.release()
 	})

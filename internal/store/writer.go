@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/ncruces/go-sqlite3"
 	sqlite "github.com/ncruces/go-sqlite3/driver"
@@ -36,34 +37,63 @@ const (
 	maxBytes  = 16 << 20
 )
 
-// submit queues a write and waits for it. A caller whose context ends takes it back
-// if the writer has not begun; later nobody can know (ErrUnknown).
+// submit queues a write and waits for it.
 func (s *Store) submit(ctx context.Context, doing string, size int, apply func(*conn) error) error {
 	if ctx.Err() != nil {
 		return ended(ctx, doing)
 	}
-	w := &write{doing: doing, size: size, apply: apply, done: make(chan error, 1)}
+	return s.enqueue(&write{doing: doing, size: size, apply: apply}, 0).wait(ctx)
+}
+
+// enqueue queues a write behind those that were queued before. It, and they, wait no
+// longer than linger for others to come.
+func (s *Store) enqueue(w *write, linger time.Duration) *write {
+	w.done = make(chan error, 1)
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return fmt.Errorf("%s: %w", doing, ErrClosed)
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		w.done <- fmt.Errorf("%s: %w", w.doing, ErrClosed)
+		return w
+	case linger == 0:
+		s.dueLocked()
+	case !s.due && s.timer == nil:
+		s.timer = time.AfterFunc(linger, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.dueLocked()
+		})
 	}
 	s.queue = append(s.queue, w)
-	s.mu.Unlock()
+	return w
+}
+
+// dueLocked has the writer look at the queue.
+func (s *Store) dueLocked() {
+	s.due = true
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+	}
 	s.signal()
+}
+
+// wait waits for a write. A caller whose context ends takes it back if the writer has not
+// begun; later nobody can know (ErrUnknown).
+func (w *write) wait(ctx context.Context) error {
 	select {
 	case err := <-w.done:
 		return err
 	case <-ctx.Done():
 	}
 	if w.state.CompareAndSwap(waiting, withdrawn) {
-		return ended(ctx, doing)
+		return ended(ctx, w.doing)
 	}
 	select {
 	case err := <-w.done:
 		return err
 	default:
-		return fmt.Errorf("%s: %w: %w", doing, ErrUnknown, context.Cause(ctx))
+		return fmt.Errorf("%s: %w: %w", w.doing, ErrUnknown, context.Cause(ctx))
 	}
 }
 
@@ -91,10 +121,14 @@ func (s *Store) run() {
 	}
 }
 
-// take removes from the queue what the next transaction is to hold.
+// take removes from the queue what the next transaction is to hold, nothing if it is not
+// due.
 func (s *Store) take() (batch []*write, closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.due {
+		return nil, s.closed
+	}
 	size, n := 0, 0
 	for _, w := range s.queue {
 		if len(batch) == maxWrites || len(batch) > 0 && size+w.size > maxBytes {
@@ -109,6 +143,7 @@ func (s *Store) take() (batch []*write, closed bool) {
 	rest := copy(s.queue, s.queue[n:])
 	clear(s.queue[rest:])
 	s.queue = s.queue[:rest]
+	s.due = rest > 0
 	return batch, s.closed
 }
 
