@@ -1,8 +1,10 @@
 package recorder_test
 
 import (
+	"encoding/hex"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strings"
 	"testing"
@@ -46,6 +48,22 @@ func TestTurn(t *testing.T) {
 	}
 	if c.Header.Get("Authorization") != "" {
 		t.Error("a credential is stored")
+	}
+}
+
+// C6: an answer that comes sooner than a large request can be made ready for the store is
+// stored behind it.
+func TestAnAnswerWaitsForItsIntent(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(saysJSON(200, chatAnswer))
+	noise := make([]byte, 6<<20) // what cannot be compressed takes longer
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
+	large := strings.Replace(chatAsk, `"content":"`, `"content":"`+hex.EncodeToString(noise), 1)
+	if g := w.post("/v1/chat/completions", large); g.status != 200 || g.body != chatAnswer {
+		t.Errorf("got %d %.200s", g.status, g.body)
+	}
+	if c := w.one("s1"); c.Result.Outcome != store.Complete || c.Request.Size() != int64(len(large)) {
+		t.Errorf("stored %d bytes, %+v", c.Request.Size(), c.Result)
 	}
 }
 
