@@ -93,11 +93,10 @@ func (t *turn) tell(e *ending) {
 	case !t.out.hasBegun():
 		t.out.begin(e.result.Status, e.header)
 	}
-	t.out.write(e.tail)
 	if e.abort {
-		t.out.finish(ErrAborted)
+		t.out.finish(e.tail, ErrAborted)
 	} else {
-		t.out.finish(io.EOF)
+		t.out.finish(e.tail, io.EOF)
 	}
 }
 

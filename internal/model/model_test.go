@@ -107,7 +107,7 @@ func TestPatienceWithAClient(t *testing.T) {
 			t.Errorf("the client that stalls was waited for %s; gone: %v", took, gone)
 		}
 		o.write(piece)
-		o.finish(io.EOF)
+		o.finish(nil, io.EOF)
 		if n, full := o.delivered(); full || n > outletBytes {
 			t.Errorf("delivered are %d bytes, all: %v", n, full)
 		}
@@ -131,8 +131,7 @@ func TestKeepAliveWhileTheEndIsHeld(t *testing.T) {
 			time.Sleep(time.Minute)
 			o.hold()
 			time.Sleep(31 * time.Second)
-			o.write([]byte("end\n\n"))
-			o.finish(io.EOF)
+			o.finish([]byte("end\n\n"), io.EOF)
 		}()
 		body, err := io.ReadAll(answer)
 		if want := "data\n\n" + strings.Repeat(keepAliveComment, 2) + "end\n\n"; err != nil || string(body) != want {
@@ -158,10 +157,31 @@ func TestClientLeavesBeforeTheHead(t *testing.T) {
 			t.Errorf("got %v, left %d times", err, left)
 		}
 		o.begin(200, nil)
-		o.write([]byte("late"))
-		o.finish(io.EOF)
+		o.finish([]byte("late"), io.EOF)
 		if n, full := o.delivered(); n != 0 || full {
 			t.Errorf("delivered are %d bytes, all: %v", n, full)
 		}
 	})
+}
+
+// C8: a client that leaves as soon as it has the last byte got everything.
+func TestClientLeavesWithTheLastByte(t *testing.T) {
+	for range 200 {
+		o := outletFor(func() { t.Error("it counts as one that left early") })
+		o.begin(200, nil)
+		ctx, leave := context.WithCancel(t.Context())
+		answer, err := o.answer(ctx, "t1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go o.finish([]byte("all"), io.EOF)
+		body := make([]byte, 3)
+		if _, err := io.ReadFull(answer, body); err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		if _, err := answer.Read(body); err != io.EOF {
+			t.Fatalf("the end is %v", err)
+		}
+	}
 }

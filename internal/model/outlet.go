@@ -119,19 +119,37 @@ func (o *outlet) fail(e *Error) {
 func (o *outlet) write(p []byte) {
 	for len(p) > 0 {
 		n := min(len(p), outletBytes)
-		if !o.room(n) {
-			return
-		}
-		o.mu.Lock()
-		if o.gone {
-			o.queued.give(int64(n))
-		} else {
-			o.buf = append(o.buf, p[:n]...)
-		}
-		o.mu.Unlock()
-		signal(o.filled)
+		o.put(p[:n], nil)
 		p = p[n:]
 	}
+}
+
+// finish is write, and says that nothing more follows; err is io.EOF or ErrAborted. It says
+// so together with the last bytes, or a client might have them, and leave, and count as one
+// that did not get everything.
+func (o *outlet) finish(p []byte, err error) {
+	last := max(0, len(p)-outletBytes)
+	o.write(p[:last])
+	o.put(p[last:], err)
+}
+
+// put adds at most outletBytes, and the end if it is not nil.
+func (o *outlet) put(p []byte, end error) {
+	n := len(p)
+	fits := n == 0 || o.room(n)
+	o.mu.Lock()
+	switch {
+	case !fits:
+	case o.gone:
+		o.queued.give(int64(n))
+	default:
+		o.buf = append(o.buf, p...)
+	}
+	if o.end == nil {
+		o.end = end
+	}
+	o.mu.Unlock()
+	signal(o.filled)
 }
 
 // room waits until n bytes may be added, which it counts. It reports false if the client
@@ -164,16 +182,6 @@ func (o *outlet) room(n int) bool {
 func (o *outlet) hold() {
 	o.mu.Lock()
 	o.holding = true
-	o.mu.Unlock()
-	signal(o.filled)
-}
-
-// finish says that nothing more follows; err is io.EOF or ErrAborted.
-func (o *outlet) finish(err error) {
-	o.mu.Lock()
-	if o.end == nil {
-		o.end = err
-	}
 	o.mu.Unlock()
 	signal(o.filled)
 }
