@@ -107,7 +107,7 @@ func TestAbandonedClientsLeaveNothing(t *testing.T) {
 				if n := w.refs(); n > 1000 {
 					t.Errorf("%d references", n)
 				}
-				if grown := heap() - full; grown > 2<<20 {
+				if grown := heap() - full; grown > 4<<20 { // a table that doubles may be in it
 					t.Errorf("the heap grew by %d bytes with 3500 more clients", grown)
 				}
 				each := (full - empty) / 1000
