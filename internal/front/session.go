@@ -4,24 +4,8 @@ import (
 	"net/http"
 
 	"roundhouse/internal/fault"
+	"roundhouse/internal/wire"
 )
-
-// maxSessionID is the length of the longest session id, in bytes.
-const maxSessionID = 128
-
-// ValidSessionID reports whether s can be a session's id: 1 to 128 of
-// A-Z a-z 0-9 . _ : -
-func ValidSessionID(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == ':', c == '-':
-		default:
-			return false
-		}
-	}
-	return 1 <= len(s) && len(s) <= maxSessionID
-}
 
 // SessionName returns the id of the session that r is for, or "" if nothing names
 // one. It may be named by the {id} of the route's pattern, by the header
@@ -55,8 +39,8 @@ type naming struct {
 func (n *naming) add(id, source string) {
 	switch {
 	case n.err != nil:
-	case !ValidSessionID(id):
-		n.fail("the session id in %s is malformed: it must be 1 to %d of A-Z a-z 0-9 . _ : -", source, maxSessionID)
+	case !wire.ValidSessionID(id):
+		n.fail("the session id in %s is malformed: it must be 1 to %d of A-Z a-z 0-9 . _ : -", source, wire.MaxSessionID)
 	case n.source == "":
 		n.id, n.source = id, source
 	case n.id != id:

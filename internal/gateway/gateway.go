@@ -264,9 +264,6 @@ func tooMany(body []byte) bool {
 	return false
 }
 
-// metaSession names the session of a client, in the _meta of any of its frames.
-const metaSession = "roundhouse/session"
-
 // misnamed returns what is wrong when a frame names another session than its
 // client's.
 func misnamed(c *session.Client, f wire.Frame) error {
@@ -284,7 +281,7 @@ func misnamed(c *session.Client, f wire.Frame) error {
 	return nil
 }
 
-var errMetaSession = fault.New(fault.BadRequest, "_meta[%q] must be a string", metaSession)
+var errMetaSession = fault.New(fault.BadRequest, "_meta[%q] must be a string", wire.MetaSession)
 
 // parse reads a frame from an HTTP body, on one line (W3).
 func parse(raw []byte) (wire.Frame, error) {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"roundhouse/internal/fault"
-	"roundhouse/internal/front"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/relay"
 	"roundhouse/internal/session"
@@ -330,7 +329,7 @@ func addMeta(hello *session.Hello, meta wire.Routing) error {
 		if err != nil {
 			return errMetaSession
 		}
-		if !front.ValidSessionID(name) || hello.Session != "" && hello.Session != name {
+		if !wire.ValidSessionID(name) || hello.Session != "" && hello.Session != name {
 			return fault.New(fault.BadRequest, `_meta["roundhouse/session"] is malformed, or the shim was started with another --session`)
 		}
 		hello.Session = name

@@ -138,6 +138,7 @@ func (s *Session) mergedList(k *call, kind pool.Kind, method string) {
 		if p.listing == nil {
 			continue
 		}
+		p.listing = p.b.shown(k.c, kind, p.listing)
 		if p.spoken == era.Modern && k.c.era() == era.Legacy {
 			p.listing = olderListing(p.listing, kind)
 		}
@@ -153,6 +154,9 @@ func (s *Session) mergedList(k *call, kind pool.Kind, method string) {
 			}
 			merged.Items = append(merged.Items, it)
 		}
+	}
+	if kind == pool.Tools {
+		merged.Items = append(merged.Items, s.ownItems(func(name string) string { return publicName(OwnServer, name) })...)
 	}
 	k.result(listed(merged, kind, method, k.c.era(), era.Legacy))
 }
@@ -177,6 +181,12 @@ func (s *Session) byName(k *call, kind pool.Kind, f wire.Frame, r wire.Routing) 
 	if err != nil {
 		k.fail(&wire.ParseFailure{Code: wire.InvalidParams, Message: "params.name must be a string"})
 		return
+	}
+	if kind == pool.Tools {
+		if t := s.ownTool(func(t OwnTool) bool { return publicName(OwnServer, t.Name) == public }); t != nil {
+			s.runOwn(k, t, f, r)
+			return
+		}
 	}
 	b, own, err := s.resolveName(k.c, kind, public)
 	if err != nil {

@@ -275,7 +275,7 @@ func olderListing(l *pool.Listing, kind pool.Kind) *pool.Listing {
 		if out == nil {
 			out = &pool.Listing{Items: append([]pool.Item(nil), l.Items...)}
 		}
-		out.Items[i] = olderItem(it, bare)
+		out.Items[i] = changed(it, bare)
 	}
 	if out == nil {
 		return l
@@ -283,10 +283,10 @@ func olderListing(l *pool.Listing, kind pool.Kind) *pool.Listing {
 	return out
 }
 
-// olderItem is an item that was cut, with the place of its name in what is left.
-func olderItem(it pool.Item, bare []byte) pool.Item {
-	out := pool.Item{Key: it.Key, Raw: bare}
-	for m, err := range wire.Members(bare) {
+// changed is an item that was edited, with the place of its name in what it is now.
+func changed(it pool.Item, raw []byte) pool.Item {
+	out := pool.Item{Key: it.Key, Raw: raw}
+	for m, err := range wire.Members(raw) {
 		if err == nil && m.Key == "name" {
 			out.KeySpan = m.Value
 		}

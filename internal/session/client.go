@@ -44,8 +44,9 @@ type Client struct {
 	created      time.Time
 	stream       Stream
 	visitor      *visitor // nil for a client with a handshake
+	parent       *Client  // of a branch: in whose place it asks; else nil
 
-	entered atomic.Bool            // the session, for the one request of a visitor
+	entered atomic.Bool            // the session, for the one request of a guest
 	version atomic.Pointer[string] // negotiated; it may become older during Initialize
 
 	mu      sync.Mutex
@@ -274,18 +275,20 @@ func (c *Client) serverHandshake(ctx context.Context, server *config.Server) ([]
 	return wire.Splice(nil, h.Result, wire.Edit{At: h.VersionSpan, With: wire.Quote(c.Version())}), nil
 }
 
-// ownHandshake is the aggregate's answer to initialize.
+// ownHandshake is the aggregate's answer to initialize, or that of the server that
+// roundhouse itself is.
 func (c *Client) ownHandshake() []byte {
+	capabilities := map[string]any{"tools": map[string]any{"listChanged": true}}
+	if c.scope == "" {
+		capabilities["prompts"] = map[string]any{"listChanged": true}
+		capabilities["resources"] = map[string]any{"listChanged": true, "subscribe": true}
+		capabilities["logging"] = map[string]any{}
+		capabilities["completions"] = map[string]any{}
+	}
 	b, err := json.Marshal(map[string]any{
 		"protocolVersion": c.Version(),
-		"capabilities": map[string]any{
-			"tools":       map[string]any{"listChanged": true},
-			"prompts":     map[string]any{"listChanged": true},
-			"resources":   map[string]any{"listChanged": true, "subscribe": true},
-			"logging":     map[string]any{},
-			"completions": map[string]any{},
-		},
-		"serverInfo": map[string]any{"name": "roundhouse", "version": c.session.m.cfg.Version},
+		"capabilities":    capabilities,
+		"serverInfo":      map[string]any{"name": OwnServer, "version": c.session.m.cfg.Version},
 	})
 	if err != nil {
 		panic(err) // strings and booleans
@@ -400,6 +403,10 @@ func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
 // put puts a question to the client, on the stream of the call during which it came, or
 // with a nil out on its standing one.
 func (c *Client) put(a question, f wire.Frame, out mux.Outlet) {
+	if c.parent != nil {
+		c.parent.put(a, f, out)
+		return
+	}
 	r, err := f.Routing()
 	if err != nil {
 		a.Fail(wire.InvalidParams, err.Error())
@@ -458,6 +465,10 @@ func (c *Client) askExpired(w *asked, limit time.Duration) {
 
 // takeBack tells the client that nobody waits for its answer any more.
 func (c *Client) takeBack(a question) {
+	if c.parent != nil {
+		c.parent.takeBack(a)
+		return
+	}
 	c.mu.Lock()
 	var found *asked
 	for id, w := range c.asked {

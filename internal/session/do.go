@@ -47,7 +47,7 @@ type call struct {
 	again func()        // sends it once more; nil once it was called, and before the first attempt
 	twice bool          // the server says that it may be executed twice, and its configuration believes that
 	maybe bool          // its first attempt may have been executed
-	leave func()        // ends the waiting for a connection, or nil
+	leave func()        // ends what is done for the call elsewhere, such as waiting for a connection; nil if that is nothing
 
 	notice string // to be said with the result, or ""
 }
@@ -218,17 +218,24 @@ func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
 	case wire.MethodInitialize:
 		k.fail(fault.New(fault.BadRequest, "this MCP session is initialized already"))
 	default:
-		if c.scope == "" {
+		switch c.scope {
+		case "":
 			s.aggregate(k, f, r)
-		} else {
+		case OwnServer:
+			s.own(k, f, r)
+		default:
 			s.single(k, f, r)
 		}
 	}
 }
 
-// enter enters the client's session for a request; a visitor has done so already.
+// guest reports whether the client is there for one request, for which its session was
+// entered when the client was made.
+func (c *Client) guest() bool { return c.visitor != nil || c.parent != nil }
+
+// enter enters the client's session for a request; a guest has done so already.
 func (c *Client) enter() error {
-	if c.visitor != nil {
+	if c.guest() {
 		return nil
 	}
 	return c.session.enter()
@@ -236,7 +243,7 @@ func (c *Client) enter() error {
 
 // exit is the end of what enter began.
 func (c *Client) exit() {
-	if c.visitor == nil {
+	if !c.guest() {
 		c.session.exit()
 	}
 }
@@ -300,7 +307,7 @@ func (s *Session) single(k *call, f wire.Frame, r wire.Routing) {
 	case listing == nil: // not declared: the server says what it thinks of that
 		s.forward(k, b, f, r)
 	default:
-		k.result(listed(listing, kind, f.Method, k.c.era(), spoken))
+		k.result(listed(b.shown(k.c, kind, listing), kind, f.Method, k.c.era(), spoken))
 	}
 }
 
@@ -329,6 +336,12 @@ func (b *binding) with(ctx context.Context, f func(*pool.Attachment) error) erro
 // forward sends a request to the binding's server. The filter is applied here, on
 // the server's own name of the tool or prompt, and nowhere else (V3).
 func (s *Session) forward(k *call, b *binding, f wire.Frame, r wire.Routing) {
+	if f.Method == wire.ToolsCall && b.asksForSession(k.c) {
+		var elsewhere bool
+		if f, r, elsewhere = s.redirect(k, b, f, r); elsewhere {
+			return
+		}
+	}
 	p := b.peer(k.c)
 	switch f.Method {
 	case wire.LoggingSetLevel, wire.ResourcesSubscribe, wire.ResourcesUnsubscribe:
@@ -411,13 +424,19 @@ func (k *call) waiting(b *binding) (ctx context.Context, over func()) {
 		return ctx, func() {}
 	}
 	ctx, leave := context.WithCancelCause(ctx)
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.done {
-		leave(errCancelled)
-	}
-	k.leave = func() { leave(errCancelled) }
+	k.whenDone(func() { leave(errCancelled) })
 	return ctx, func() { leave(nil) }
+}
+
+// whenDone has leave called when the call is done, or at once if it is.
+func (k *call) whenDone(leave func()) {
+	k.mu.Lock()
+	done := k.done
+	k.leave = leave
+	k.mu.Unlock()
+	if done {
+		leave()
+	}
 }
 
 var errCancelled = errors.New("the client wants no answer any more")

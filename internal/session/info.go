@@ -96,6 +96,9 @@ func (s *Session) infoLocked() Info {
 		i.Injected = append(i.Injected, server.Name)
 	}
 	for c := range s.clients {
+		if c.parent != nil {
+			continue
+		}
 		i.Clients = append(i.Clients, ClientInfo{ID: c.id, Name: c.info, Server: c.scope, Version: c.Version(), CreatedAt: c.created})
 	}
 	slices.SortFunc(i.Clients, func(a, b ClientInfo) int { return a.CreatedAt.Compare(b.CreatedAt) })

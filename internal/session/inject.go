@@ -165,9 +165,10 @@ func (s *Session) servers() []*config.Server {
 }
 
 // serverFor finds the server that a name means to a client that is about to enter the
-// principal's session, which need not exist yet; "" is the aggregate, and nil.
+// principal's session, which need not exist yet; "" is the aggregate, and nil, and so is
+// roundhouse itself.
 func (m *Manager) serverFor(principal, id, name string) (*config.Server, error) {
-	if name == "" {
+	if name == "" || m.isOwn(name) {
 		return nil, nil
 	}
 	m.mu.Lock()

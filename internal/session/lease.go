@@ -28,7 +28,7 @@ type lease struct {
 // borrow leases an instance and attaches to it.
 func (b *binding) borrow(ctx context.Context, h *pool.Holder, server *config.Server) (*pool.Attachment, error) {
 	if b.only {
-		return nil, errShakeHands
+		return nil, errUnnamed(b.name)
 	}
 	got, err := b.s.m.cfg.Instances.Acquire(ctx, server, instance.Borrower{Principal: b.s.principal, Session: b.s.id})
 	if err != nil {
@@ -76,9 +76,6 @@ func (b *binding) unleased() *config.Server {
 
 // describe returns what is known of the instances of an exclusive server.
 func (b *binding) describe(ctx context.Context, server *config.Server) (*instance.Catalogue, error) {
-	if b.only {
-		return nil, errShakeHands
-	}
 	return b.s.m.cfg.Instances.Describe(ctx, server)
 }
 

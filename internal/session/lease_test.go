@@ -274,32 +274,4 @@ func TestAChangedConfigurationReplacesTheInstance(t *testing.T) {
 	})
 }
 
-// I2, M8: a request that names no session shares its session with everybody of its
-// principal, so that it can have no instance.
-func TestANamelessVisitorGetsNoInstance(t *testing.T) {
-	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
-		if !w.m.Separates("local") {
-			t.Error("the aggregate is served without a session")
-		}
-		c, err := w.m.Visit(Visit{Principal: "local", Scope: "browser", Capabilities: noCapabilities})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Leave()
-		if _, err := c.Discover(t.Context()); err == nil {
-			t.Error("it is told of the server")
-		}
-		if answer := c.do(1, wire.ToolsCall, echo); !strings.Contains(answer, "-32022") {
-			t.Error(answer)
-		}
-		named, err := w.m.Visit(Visit{Principal: "local", Session: "mine", Scope: "browser", Capabilities: noCapabilities})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer named.Leave()
-		w.works(named.do(1, wire.ToolsCall, echo))
-		w.expectLeases("mine=browser#1")
-	})
-}
-
 var _ pool.Link = (*link)(nil)

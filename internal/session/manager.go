@@ -29,9 +29,11 @@ type Config struct {
 	// Instances lends those of exclusive servers; the Manager configures it, and Shutdown
 	// gives everything back to it. Nil is fine where there are no such servers.
 	Instances *instance.Pools
-	Version   string       // of roundhouse, told to clients of the aggregate
-	Log       *slog.Logger // nil discards
-	Events    *event.Feed  // takes what happens to sessions; nil discards
+	// Own are roundhouse's own tools (A1), in the order in which they are listed; nil is none.
+	Own     []OwnTool
+	Version string       // of roundhouse, told to clients of the aggregate
+	Log     *slog.Logger // nil discards
+	Events  *event.Feed  // takes what happens to sessions; nil discards
 }
 
 // Settings are what Configure may change while a Manager runs.
@@ -119,19 +121,31 @@ func (x *settings) server(name string) (*config.Server, error) {
 
 // Serves returns nil if there is a usable server of that name, or for "", the aggregate.
 func (m *Manager) Serves(scope string) error {
-	if scope == "" {
+	if scope == "" || m.isOwn(scope) {
 		return nil
 	}
 	_, err := m.server(scope)
 	return err
 }
 
-// Separates reports whether the aggregate has a usable server that sessions must not
-// share, and that is exclusive, or not known to speak the newer era, in which it keeps
-// nothing of them.
+// serves is Manager.Serves for what the session's clients may name.
+func (s *Session) serves(scope string) error {
+	if scope == "" || s.m.isOwn(scope) {
+		return nil
+	}
+	_, err := s.server(scope)
+	return err
+}
+
+// isOwn reports whether a name means the server that roundhouse itself is.
+func (m *Manager) isOwn(scope string) bool { return scope == OwnServer && len(m.cfg.Own) > 0 }
+
+// Separates reports whether the aggregate has a usable server with a connection for each
+// session that is not known to speak the newer era, in which it keeps nothing of them. Of
+// an exclusive one a call says in its arguments which session it belongs to (A6).
 func (m *Manager) Separates(principal string) bool {
 	return slices.ContainsFunc(m.live.Load().Servers, func(s *config.Server) bool {
-		return s.DisabledReason == "" && s.Sharing != config.Shared && (s.Sharing == config.Exclusive || !m.cfg.Pool.SpeaksModern(pool.Want{Server: s, Principal: principal}))
+		return s.DisabledReason == "" && s.Sharing == config.Session && !m.cfg.Pool.SpeaksModern(pool.Want{Server: s, Principal: principal})
 	})
 }
 

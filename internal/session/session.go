@@ -76,6 +76,9 @@ func newSession(m *Manager, principal, id, workspace string, minted bool) *Sessi
 // ID returns the session's id.
 func (s *Session) ID() string { return s.id }
 
+// Principal returns whose session it is.
+func (s *Session) Principal() string { return s.principal }
+
 func (s *Session) publish(k event.Kind, reason string) {
 	s.m.cfg.Events.Publish(event.Event{Kind: k, Principal: s.principal, Session: s.id, Reason: reason})
 }
@@ -314,6 +317,17 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	s.publish(event.SessionEnded, s.cause.Message)
 }
 
+// inhabitedLocked reports whether the session has clients beside branches, which end
+// with what they were made for.
+func (s *Session) inhabitedLocked() bool {
+	for c := range s.clients {
+		if c.parent == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // removeClient takes a client off the session after its DELETE. A session that
 // nobody named ends with its last client, or with the last task that it runs then; a
 // named one gives back what it holds and stays known until it expires.
@@ -326,7 +340,7 @@ func (s *Session) removeClient(c *Client) {
 	}
 	delete(s.clients, c)
 	delete(m.clients, c.id)
-	last := len(s.clients) == 0
+	last := !s.inhabitedLocked()
 	end, tasks := last && s.minted, len(s.tasks) > 0
 	var release func()
 	switch {

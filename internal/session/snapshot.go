@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
-	"roundhouse/internal/pool"
 	"roundhouse/internal/wire"
 )
 
@@ -134,64 +132,12 @@ func (s *Session) noInstance(server string) *fault.Error {
 // the door that its clients use, and returns the result. When ctx ends the call is cancelled
 // at the server.
 func (s *Session) callTool(ctx context.Context, server string, tool config.ToolCall) (json.RawMessage, error) {
-	params, err := json.Marshal(struct {
-		Name      string          `json:"name"`
-		Arguments json.RawMessage `json:"arguments,omitempty"`
-	}{tool.Tool, tool.Arguments})
-	if err != nil {
-		return nil, fmt.Errorf("call %s: %w", tool.Tool, err)
-	}
-	f, err := wire.Parse(wire.NewRequest([]byte("1"), wire.ToolsCall, params))
-	if err != nil {
-		return nil, fmt.Errorf("call %s: %w", tool.Tool, err)
-	}
 	c := &Client{
 		id: NewID(), session: s, scope: server, capabilities: noCapabilities, shareable: noCapabilities, info: "roundhouse",
 		created: time.Now(), calls: map[string]*call{},
 	}
 	c.version.Store(&wire.LegacyVersions[0])
 	c.keepInfo(nil, "roundhouse", s.m.cfg.Version)
-	answered := make(reply, 1)
-	var sending sync.WaitGroup
-	defer sending.Wait()
-	defer c.Leave() // which ends what is left of the call
-	sending.Go(func() { s.Do(c, f, answered) })
-	select {
-	case p := <-answered:
-		return resultOf(p)
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-// reply is the outlet of a request of ours; it must have room for the answer.
-type reply chan mux.Pieces
-
-// Note implements mux.Outlet.
-func (reply) Note(mux.Pieces) {}
-
-// Done implements mux.Outlet.
-func (r reply) Done(p mux.Pieces) { r <- p }
-
-// resultOf takes an answer apart. An error of roundhouse's own has its reason again.
-func resultOf(p mux.Pieces) (json.RawMessage, error) {
-	f, err := wire.Parse(p.AppendTo(nil))
-	if err != nil {
-		return nil, fmt.Errorf("read the answer: %w", err)
-	}
-	if f.ResultSpan.Present() {
-		return f.Result(), nil
-	}
-	var e struct {
-		Message string `json:"message"`
-		Data    struct {
-			Reason fault.Reason `json:"reason"`
-			Server string       `json:"server"`
-			Sent   fault.Sent   `json:"sent"`
-		} `json:"data"`
-	}
-	if json.Unmarshal(f.ErrorValue(), &e) != nil || !slices.Contains(fault.Reasons(), e.Data.Reason) {
-		return nil, &pool.RPCError{Object: f.ErrorValue()}
-	}
-	return nil, &fault.Error{Reason: e.Data.Reason, Message: e.Message, Server: e.Data.Server, Sent: e.Data.Sent}
+	defer c.Leave()
+	return c.Call(ctx, tool.Tool, tool.Arguments, func(mux.Pieces) {})
 }

@@ -127,14 +127,23 @@ func (s *Session) unregister(t *Task) {
 // caller's. Of v, what names the session is not used. It works until the session's grace
 // is over, also when that takes no other requests any more.
 func (t *Task) Visit(v Visit) (*Client, error) {
-	s, m := t.session, t.session.m
-	if v.Scope != "" {
-		if _, err := s.server(v.Scope); err != nil {
-			return nil, err
-		}
-	}
 	c, err := newVisitor(v)
 	if err != nil {
+		return nil, err
+	}
+	return t.admit(c)
+}
+
+// Branch makes a client for one request of the task in the place of c, as Client.Branch
+// does, for as long as Visit would.
+func (t *Task) Branch(c *Client, scope string) (*Client, error) {
+	return t.admit(c.branch(scope))
+}
+
+// admit enters the task's session for the one request of a client.
+func (t *Task) admit(c *Client) (*Client, error) {
+	s, m := t.session, t.session.m
+	if err := s.serves(c.scope); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()

@@ -135,7 +135,7 @@ func newVisitor(v Visit) (*Client, error) {
 	return c, nil
 }
 
-// arrive adds a visitor to the session that was entered for it.
+// arrive adds a guest to the session that was entered for it.
 func (c *Client) arrive() (*Client, error) {
 	c.entered.Store(true)
 	s := c.session
@@ -191,7 +191,7 @@ func unasked(raw json.RawMessage) ([]byte, error) {
 	return canonical(b, true)
 }
 
-// Leave ends a client that Visit made: what is left of its request is cancelled at
+// Leave ends a client that Visit or Branch made: what is left of its request is cancelled at
 // the server. The second time it does nothing.
 func (c *Client) Leave() {
 	s, m := c.session, c.session.m
@@ -272,7 +272,7 @@ func newRequest(id []byte, method string, params []byte) (wire.Frame, wire.Routi
 // to initialize, for the aggregate with ours. ctx bounds the waiting for a server that
 // starts.
 func (c *Client) Discover(ctx context.Context) ([]byte, error) {
-	if c.scope == "" {
+	if c.scope == "" || c.scope == OwnServer {
 		return era.Discovered(c.ownHandshake())
 	}
 	_, h, err := c.meet(ctx)
@@ -313,11 +313,14 @@ type Watch struct {
 func (c *Client) Listen(ctx context.Context, want Watch) (Watch, error) {
 	defer c.settle()
 	granted := Watch{Tools: want.Tools, Prompts: want.Prompts, Resources: want.Resources}
-	if c.scope == "" {
+	switch c.scope {
+	case "":
 		if _, err := c.session.members(c); err != nil {
 			return Watch{}, err
 		}
-	} else {
+	case OwnServer:
+		granted.Prompts, granted.Resources = false, false
+	default:
 		_, h, err := c.meet(ctx)
 		if err != nil {
 			return Watch{}, err

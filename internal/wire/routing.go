@@ -2,9 +2,12 @@ package wire
 
 import "fmt"
 
-// The members of params._meta that roundhouse reads.
+// MetaSession names a session: in the _meta of a request the one that it belongs to, in
+// that of a result the one that began with it.
+const MetaSession = "roundhouse/session"
+
+// The other members of params._meta that roundhouse reads.
 const (
-	metaSession      = "roundhouse/session"
 	metaTools        = "roundhouse/tools"
 	metaToken        = "progressToken"
 	metaVersion      = MetaPrefix + "protocolVersion"
@@ -15,7 +18,7 @@ const (
 
 var (
 	paramNames = []string{"name", "uri", "_meta", "arguments", "requestId", "level", "cursor", "ref", "progressToken"}
-	metaNames  = []string{metaSession, metaTools, metaToken, metaVersion, metaCapabilities, metaClient, metaLevel}
+	metaNames  = []string{MetaSession, metaTools, metaToken, metaVersion, metaCapabilities, metaClient, metaLevel}
 )
 
 // Routing says where the values stand that decide where a frame goes. All spans are
@@ -137,7 +140,7 @@ func (p *params) readMeta(t source) {
 			p.set(&p.LogLevel, w.value, "params._meta", name)
 		case metaTools:
 			p.set(&p.Tools, w.value, "params._meta", name)
-		case metaSession:
+		case MetaSession:
 			p.set(&p.Session, w.value, "params._meta", name)
 			p.SessionMember = cut(t, Member{KeySpan: w.key, Value: w.value})
 		default:
