@@ -18,12 +18,13 @@ import (
 var arrows = map[string][]string{
 	"cmd/roundhouse": {"config", "control", "daemon", "event", "fault", "instance", "pool", "process", "session", "shim", "socket", "sse", "store", "trace", "wire"},
 
-	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "instance", "pool", "process", "recorder", "session", "socket", "store"},
+	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "instance", "pool", "process", "recorder", "session", "socket", "store", "tools"},
 
 	// Faces.
 	"internal/control":   {"config", "event", "fault", "front", "instance", "pool", "process", "session", "sse", "store", "trace", "wire"},
 	"internal/gateway":   {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 	"internal/recorder":  {"config", "dialect", "fault", "front", "model", "wire"},
+	"internal/tools":     {"fault", "session", "wire"},
 	"internal/responses": {"config"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},

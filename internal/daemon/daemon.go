@@ -27,6 +27,7 @@ import (
 	"roundhouse/internal/session"
 	"roundhouse/internal/socket"
 	"roundhouse/internal/store"
+	"roundhouse/internal/tools"
 )
 
 // Options are what Run needs beside the configuration.
@@ -148,13 +149,15 @@ func Run(ctx, hurry context.Context, o Options) error {
 	starter := instance.NewStarter(shared, "", log)
 	down.add(starter.Close)
 	instances := instance.New(instance.Config{Launcher: starter, Log: log})
+	s := &server{Options: o}
+	own := tools.New(tools.Config{Grace: func() time.Duration { return s.reloader.current.Load().Shutdown.Grace }, Log: log})
 	sessions := session.NewManager(session.Config{
-		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Version: o.Version, Log: log, Events: events,
+		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Own: own.Own(), Version: o.Version, Log: log, Events: events,
 	})
 	models := model.New(model.Config{
 		LLM: cfg.LLM, Store: recordings, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
-	s := &server{Options: o, pool: shared, instances: instances, sessions: sessions, models: models}
+	s.pool, s.instances, s.sessions, s.models = shared, instances, sessions, models
 	s.reloader = newReloader(s, events)
 	down.add(func() { s.stop(hurry) })
 

@@ -79,6 +79,9 @@ func (s *Session) ID() string { return s.id }
 // Principal returns whose session it is.
 func (s *Session) Principal() string { return s.principal }
 
+// Workspace returns the directory that the session works in, or "".
+func (s *Session) Workspace() string { return s.workspace }
+
 func (s *Session) publish(k event.Kind, reason string) {
 	s.m.cfg.Events.Publish(event.Event{Kind: k, Principal: s.principal, Session: s.id, Reason: reason})
 }

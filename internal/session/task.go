@@ -27,6 +27,10 @@ type TaskSpec struct {
 	Wait bool
 }
 
+// MaxTasks returns how many tasks one session may run at once (sessions.maxTasks); 0 is any
+// number.
+func (m *Manager) MaxTasks() int { return m.live.Load().Limits.MaxTasks }
+
 // Task is a registered task. Its methods may be called while its function runs.
 type Task struct {
 	// Constant.
