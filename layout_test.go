@@ -21,7 +21,7 @@ var arrows = map[string][]string{
 	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "instance", "pool", "process", "recorder", "session", "socket", "store", "tools"},
 
 	// Faces.
-	"internal/control":   {"config", "event", "fault", "front", "instance", "pool", "process", "session", "sse", "store", "trace", "wire"},
+	"internal/control":   {"config", "event", "fault", "front", "instance", "model", "pool", "process", "session", "sse", "store", "trace", "wire"},
 	"internal/gateway":   {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 	"internal/recorder":  {"config", "dialect", "fault", "front", "model", "wire"},
 	"internal/tools":     {"fault", "session", "wire"},

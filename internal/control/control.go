@@ -20,6 +20,7 @@ import (
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
 	"roundhouse/internal/instance"
+	"roundhouse/internal/model"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/session"
@@ -35,6 +36,7 @@ type Config struct {
 	Processes *process.Manager      // whose processes are shown; nil is nobody's
 	Events    *event.Feed           // what /api/v1/events tells; nil is nothing
 	Store     *store.Store          // what is recorded; nil is nothing
+	Models    *model.Models         // whose calls end with their session; required
 	Log       *slog.Logger          // nil discards
 	Reload    func() Reloaded       // reads the configuration anew; required
 	Reloaded  func() *Reloaded      // what came of that last time, nil before the first; required
@@ -467,7 +469,15 @@ func (c *Control) endSession(w http.ResponseWriter, r *http.Request, caller fron
 	// The end goes on when the caller is gone: a session ends once.
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(r.Context()), c.cfg.Config().Shutdown.Grace, errors.New("the grace for calls in flight is over"))
 	defer cancel()
-	if err := c.cfg.Sessions.End(ctx, principal, false, r.PathValue("id"), force); err != nil {
+	err = c.cfg.Sessions.End(ctx, principal, false, r.PathValue("id"), force)
+	if unknown := fault.Is(err, fault.UnknownSession); err == nil || unknown {
+		// It may have had model calls alone, of which the manager knows nothing.
+		found, endErr := c.cfg.Models.End(ctx, principal, r.PathValue("id"), force)
+		if endErr != nil || found && unknown {
+			err = endErr
+		}
+	}
+	if err != nil {
 		front.WriteError(w, err)
 		return
 	}

@@ -21,6 +21,7 @@ import (
 	"roundhouse/internal/event"
 	"roundhouse/internal/front"
 	"roundhouse/internal/gateway"
+	"roundhouse/internal/model"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/session"
@@ -81,7 +82,8 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 	}
 	gateway.New(gateway.Config{Sessions: sessions}).Register(f)
 	recordings := openStore(t)
-	c := control.Config{Store: recordings, Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Processes: processes, Events: feed, Version: "1.2.3"}
+	models := model.New(model.Config{LLM: cfg.LLM, Store: recordings})
+	c := control.Config{Store: recordings, Models: models, Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Processes: processes, Events: feed, Version: "1.2.3"}
 	for _, f := range change {
 		f(&c)
 	}

@@ -238,7 +238,7 @@ func (c *Control) seal(w http.ResponseWriter, r *http.Request, caller front.Call
 	s, err := c.recorded(r, caller)
 	var sealed Sealed
 	if err == nil {
-		sealed.Lost, err = c.cfg.Store.Seal(r.Context(), s.SessionKey)
+		sealed.Lost, err = c.cfg.Models.Seal(r.Context(), s.SessionKey)
 	}
 	if err == nil {
 		s, err = c.recorded(r, caller)

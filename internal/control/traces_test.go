@@ -228,6 +228,25 @@ func TestSeal(t *testing.T) {
 	}
 }
 
+// N1, N4: a session that had model calls alone ends like any other, and only once; what is
+// recorded of it stays.
+func TestEndOfARecordedSession(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {}}`)
+	w.record(turn(keyOf("local", "s"), "t1", "hi", "ho"))
+	for i, want := range []int{204, 404} {
+		if r := w.send("", "DELETE", "/api/v1/sessions/s", ""); r.status != want {
+			t.Errorf("%d: %d %s", i, r.status, r.body)
+		}
+	}
+	s, err := w.store.Session(t.Context(), "local", "s")
+	if err != nil || s.State != store.Closed {
+		t.Errorf("the session is %+v, %v", s, err)
+	}
+	if turns := get[control.Turns](w, "", "/api/v1/sessions/s/turns"); len(turns.Turns) != 1 {
+		t.Errorf("%+v", turns)
+	}
+}
+
 // C15: what is recorded of a session can be deleted, all lives of its id or one.
 func TestDeleteTurns(t *testing.T) {
 	w := newWorld(t, `{"mcpServers": {}}`)

@@ -100,10 +100,8 @@ func (t *turn) tell(e *ending) {
 	}
 }
 
-// deliver stores how much of the answer the client got (C8).
-func (t *turn) deliver() {
-	<-t.out.over
-	n, full := t.out.delivered()
+// deliver stores how much of a turn's answer its client got (C8).
+func (m *Models) deliver(k store.SessionKey, id string, n int64, full bool) {
 	d := store.Partial
 	switch {
 	case full:
@@ -111,11 +109,11 @@ func (t *turn) deliver() {
 	case n == 0:
 		d = store.None
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), storeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	if err := t.m.cfg.Store.Deliver(ctx, t.key, t.id, d, n); err != nil {
+	if err := m.cfg.Store.Deliver(ctx, k, id, d, n); err != nil {
 		// It counts as not known, as after a crash.
-		t.m.log.Warn("how much of an answer was delivered could not be stored", "session", t.key.ID, "turn", t.id, "err", err)
+		m.log.Warn("how much of an answer was delivered could not be stored", "session", k.ID, "turn", id, "err", err)
 	}
 }
 

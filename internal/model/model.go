@@ -71,7 +71,12 @@ type Models struct {
 }
 
 // active is a call under way.
-type active struct{ cancel context.CancelCauseFunc }
+type active struct {
+	cancel  context.CancelCauseFunc
+	session store.SessionKey // "" is the id of none
+	turn    *turn            // nil if it is not recorded
+	done    chan struct{}    // closed when it has ended
+}
 
 // New returns Models for a valid configuration.
 func New(cfg Config) *Models {
@@ -139,6 +144,7 @@ var (
 	errTotal      = errors.New("the call took too long")
 	errClientGone = errors.New("the client left")
 	errShutdown   = errors.New("roundhouse is shutting down")
+	errEnded      = errors.New("the session was ended")
 )
 
 // ErrAborted ends an answer whose connection is to be broken off, lest a client take
@@ -166,7 +172,7 @@ func (m *Models) Do(ctx context.Context, c Call) (*Answer, error) {
 // record starts the turn and waits for the head of its answer.
 func (m *Models) record(ctx context.Context, p *prepared) (*Answer, error) {
 	t := newTurn(m, p, context.WithoutCancel(ctx))
-	leave, err := m.enter(t.cancel, t)
+	leave, err := m.enter(&active{cancel: t.cancel, session: p.key, turn: t})
 	if err != nil {
 		return nil, err
 	}
@@ -177,26 +183,27 @@ func (m *Models) record(ctx context.Context, p *prepared) (*Answer, error) {
 	return t.out.answer(ctx, t.id)
 }
 
-// enter counts a call as under way until leave is called. t is nil if it is not recorded.
-func (m *Models) enter(cancel context.CancelCauseFunc, t *turn) (leave func(), err error) {
+// enter counts a call as under way until leave is called.
+func (m *Models) enter(a *active) (leave func(), err error) {
+	a.done = make(chan struct{})
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
 		return nil, errStopping
 	}
-	a := &active{cancel}
 	m.active[a] = true
-	if t != nil {
-		m.turns[t.id] = t
+	if a.turn != nil {
+		m.turns[a.turn.id] = a.turn
 	}
 	m.calls.Add(1)
 	return func() {
 		m.mu.Lock()
 		delete(m.active, a)
-		if t != nil {
-			delete(m.turns, t.id)
+		if a.turn != nil {
+			delete(m.turns, a.turn.id)
 		}
 		m.mu.Unlock()
+		close(a.done)
 		m.calls.Done()
 	}, nil
 }

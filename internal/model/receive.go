@@ -133,11 +133,10 @@ func (t *turn) cut(resp *http.Response, h http.Header, err error) ending {
 
 // interrupted changes the ending of an answer that ended because of us.
 func (t *turn) interrupted(e *ending, cause error) {
-	switch cause {
-	case errClientGone:
+	if cause == errClientGone {
 		e.result.Outcome, e.result.Error = store.ClientGone, cause.Error()
-	case errShutdown:
-		e.result.Outcome, e.result.Error, e.failure = store.Lost, cause.Error(), errStopping
+	} else if failure := cutShort(cause); failure != nil {
+		e.result.Outcome, e.result.Error, e.failure = store.Lost, cause.Error(), failure
 	}
 }
 

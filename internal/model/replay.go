@@ -38,9 +38,13 @@ func (m *Models) replay(ctx context.Context, p *prepared) (*Answer, error) {
 	if err != nil {
 		return nil, refuse(http.StatusInternalServerError, err, "the recorded answer cannot be read")
 	}
+	again := &recorded{m: m, key: p.key, id: earlier.ID, answer: answer}
+	if again.leave, err = m.enter(&active{cancel: func(error) {}, session: p.key}); err != nil {
+		return nil, err
+	}
 	h := earlier.Result.Header.Clone()
 	setLength(h, len(answer))
-	return &Answer{Status: earlier.Result.Status, Header: h, Turn: earlier.ID, source: &recorded{answer}}, nil
+	return &Answer{Status: earlier.Result.Status, Header: h, Turn: earlier.ID, source: again}, nil
 }
 
 // await waits for a turn under way.
@@ -60,15 +64,34 @@ func (m *Models) await(ctx context.Context, id string) error {
 }
 
 // recorded is an answer from the store.
-type recorded struct{ left []byte }
+type recorded struct {
+	m      *Models
+	key    store.SessionKey
+	id     string
+	answer []byte
+	handed int  // bytes that were read
+	passed int  // of them, those that were certainly sent on
+	full   bool // the client has read the end
+	leave  func()
+}
 
 func (r *recorded) read(p []byte) (int, error) {
-	if len(r.left) == 0 {
+	r.passed = r.handed
+	if r.handed == len(r.answer) {
+		r.full = true
 		return 0, io.EOF
 	}
-	n := copy(p, r.left)
-	r.left = r.left[n:]
+	n := copy(p, r.answer[r.handed:])
+	r.handed += n
 	return n, nil
 }
 
-func (r *recorded) close() {}
+// close stores that the turn's client has its answer now, if it has (C8).
+func (r *recorded) close() {
+	if r.leave == nil {
+		return
+	}
+	defer r.leave()
+	r.leave = nil
+	r.m.deliver(r.key, r.id, int64(r.passed), r.full)
+}

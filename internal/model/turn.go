@@ -68,7 +68,9 @@ func (t *turn) run() {
 	if e.rest != nil {
 		t.drain(e.rest)
 	}
-	t.deliver()
+	<-t.out.over
+	n, full := t.out.delivered()
+	t.m.deliver(t.key, t.id, n, full)
 }
 
 // begin stores the intent while the request is on its way. Without it a call under train
@@ -138,12 +140,7 @@ func (t *turn) edit(h http.Header) {
 func (t *turn) unsent(err error) ending {
 	e := ending{result: store.Result{Outcome: store.UpstreamError, Error: err.Error()}}
 	e.failure, _ = errors.AsType[*Error](err)
-	switch cause := context.Cause(t.ctx); cause {
-	case errClientGone:
-		e.result.Outcome, e.result.Error = store.ClientGone, cause.Error()
-	case errShutdown:
-		e.result.Outcome, e.result.Error = store.Lost, cause.Error()
-	}
+	t.interrupted(&e, context.Cause(t.ctx))
 	return e
 }
 

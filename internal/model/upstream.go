@@ -14,6 +14,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/dialect"
+	"roundhouse/internal/store"
 )
 
 // Upstream is a configured LLM endpoint. It is constant.
@@ -124,8 +125,13 @@ type Message struct {
 // Forward sends a message to an upstream and returns its answer, whatever its status.
 // ctx covers the reading of the answer, too. The error is an *Error, or ctx's.
 func (m *Models) Forward(ctx context.Context, u *Upstream, msg Message) (*Answer, error) {
+	return m.forward(ctx, u, msg, store.SessionKey{})
+}
+
+// forward is Forward for a session, or for none.
+func (m *Models) forward(ctx context.Context, u *Upstream, msg Message, session store.SessionKey) (*Answer, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	leave, err := m.enter(cancel, nil)
+	leave, err := m.enter(&active{cancel: cancel, session: session})
 	if err != nil {
 		cancel(nil)
 		return nil, err
@@ -141,10 +147,10 @@ func (m *Models) Forward(ctx context.Context, u *Upstream, msg Message) (*Answer
 
 // pass sends a call that is not recorded.
 func (m *Models) pass(ctx context.Context, p *prepared) (*Answer, error) {
-	return m.Forward(ctx, p.upstream, Message{
+	return m.forward(ctx, p.upstream, Message{
 		Method: http.MethodPost, Path: p.call.Path, RawQuery: p.call.RawQuery, Header: p.call.Header,
 		Body: bytes.NewReader(p.forward.Body), Length: int64(len(p.forward.Body)),
-	})
+	}, p.key)
 }
 
 // send sends a message. It returns when the header of the answer has come, with a watch
@@ -169,11 +175,11 @@ func (u *Upstream) send(ctx context.Context, cancel context.CancelCauseFunc, msg
 
 // unreachable says that no answer began, and why (C12).
 func (u *Upstream) unreachable(err error) *Error {
-	switch {
-	case isTimeout(err):
+	if e := cutShort(err); e != nil {
+		return e
+	}
+	if isTimeout(err) {
 		return refuse(http.StatusGatewayTimeout, err, "the upstream %q did not answer in time", u.cfg.Name)
-	case err == errShutdown:
-		return errStopping
 	}
 	// The cause may hold the address, which is no client's business; it is logged.
 	return refuse(http.StatusBadGateway, err, "the upstream %q cannot be reached", u.cfg.Name)

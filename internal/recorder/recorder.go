@@ -147,17 +147,27 @@ func policy(r *http.Request) (config.RecordPolicy, error) {
 
 // body reads the whole body, and counts it as held in memory until release (C11).
 func (x *exchange) body() (body []byte, release func(), err error) {
-	held := func() {}
-	if n := x.r.ContentLength; n > 0 && n <= x.cfg.MaxBody {
-		if held, err = x.cfg.Models.Reserve(n); err != nil {
+	held, r := &reservation{models: x.cfg.Models}, x.r
+	switch n := x.r.ContentLength; {
+	case n > x.cfg.MaxBody: // it is refused at once
+	case n >= 0:
+		if err := held.add(n); err != nil {
 			return nil, nil, err
 		}
+	default:
+		// net/http wants to find its own body in its own request when that was not read whole.
+		r = new(*x.r)
+		r.Body = &counted{ReadCloser: x.r.Body, held: held}
 	}
-	if body, err = front.ReadBody(x.w, x.r, x.cfg.MaxBody); err != nil {
-		held()
+	body, err = front.ReadBody(x.w, r, x.cfg.MaxBody)
+	if held.err != nil {
+		err = held.err
+	}
+	if err != nil {
+		held.release()
 		return nil, nil, err
 	}
-	return body, held, nil
+	return body, held.release, nil
 }
 
 // fail tells the client of an error before an answer began.

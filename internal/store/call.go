@@ -281,7 +281,8 @@ func (r *Result) row() []any {
 	return append(row, packIDs(r.PromptIDs), packIDs(r.OutputIDs), packLogprobs(r.Logprobs))
 }
 
-// Deliver stores how much of a call's answer the client got, and the number of bytes.
+// Deliver stores how much of a call's answer the client got, and the number of bytes. A
+// client may try again and get the answer anew (C9): the most that it ever got stays.
 func (s *Store) Deliver(ctx context.Context, k SessionKey, id string, d Delivery, bytes int64) error {
 	doing := fmt.Sprintf("store the delivery of call %q of session %q", id, k.ID)
 	if d != Full && d != Partial && d != None {
@@ -298,18 +299,26 @@ func (s *Store) Deliver(ctx context.Context, k SessionKey, id string, d Delivery
 		var stored string
 		var storedBytes int64
 		err = c.find(findDelivery, []any{seq}, &stored, &storedBytes)
+		write := updateDelivery
 		switch {
-		case err == nil && stored == string(d) && storedBytes == bytes:
-			return nil
-		case sealed && (err == nil || errors.Is(err, ErrNotFound)):
-			return ErrSealed
-		case err == nil:
-			return ErrConflict
-		case !errors.Is(err, ErrNotFound):
+		case errors.Is(err, ErrNotFound):
+			write = insertDelivery
+		case err != nil:
 			return err
+		case !d.exceeds(Delivery(stored)) && (d != Delivery(stored) || bytes <= storedBytes):
+			return nil
 		}
-		_, err = c.change(insertDelivery, seq, string(d), bytes)
+		if sealed {
+			return ErrSealed
+		}
+		_, err = c.change(write, string(d), bytes, seq)
 		return err
 	}}
 	return s.enqueue(w, s.linger).wait(ctx)
+}
+
+// exceeds reports whether a client got more than it did by another delivery.
+func (d Delivery) exceeds(other Delivery) bool {
+	order := []Delivery{Pending, None, Partial, Full}
+	return slices.Index(order, d) > slices.Index(order, other)
 }

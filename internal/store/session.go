@@ -87,6 +87,19 @@ func (s *Store) MarkIncomplete(ctx context.Context, k SessionKey, why string) er
 	})
 }
 
+// CloseSession says that the session has ended. Its calls under way may still be
+// committed; whoever names its id again begins its next life.
+func (s *Store) CloseSession(ctx context.Context, k SessionKey) error {
+	return s.submit(ctx, fmt.Sprintf("close session %q", k.ID), 0, func(c *conn) error {
+		key, _, err := c.session(k)
+		if err != nil {
+			return err
+		}
+		_, err = c.change(closeSession, key)
+		return err
+	})
+}
+
 // Seal closes the session's recording for good: calls, results and deliveries that
 // come later are refused (ErrSealed), so its rows never change again (J5). Calls under
 // way become Lost; Seal returns how many. Sealing twice is fine.

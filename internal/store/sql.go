@@ -14,6 +14,7 @@ ON CONFLICT (principal, id, incarnation) WHERE deleted = 0 DO UPDATE SET
 	findSession    = `SELECT key, sealed FROM sessions WHERE principal = ? AND id = ? AND incarnation = ? AND deleted = 0`
 	markIncomplete = `UPDATE sessions SET incomplete = ? WHERE key = ? AND incomplete = ''`
 	sealSession    = `UPDATE sessions SET sealed = ? WHERE key = ?`
+	closeSession   = `UPDATE sessions SET state = 'closed' WHERE key = ?`
 	selectSessions = `
 SELECT s.key, s.principal, s.id, s.incarnation, s.kind, s.workspace, s.state, s.created, s.last_activity,
   s.metadata, s.clients, s.sealed, s.incomplete
@@ -38,7 +39,8 @@ INSERT INTO results (seq, outcome, status, error, finish, weights, first, ended,
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`
 	findResult = `SELECT outcome, ended, raw_digest FROM results WHERE seq = ?`
 
-	insertDelivery = `INSERT INTO deliveries (seq, state, bytes) VALUES (?, ?, ?)`
+	insertDelivery = `INSERT INTO deliveries (state, bytes, seq) VALUES (?, ?, ?)`
+	updateDelivery = `UPDATE deliveries SET state = ?, bytes = ? WHERE seq = ?`
 	findDelivery   = `SELECT state, bytes FROM deliveries WHERE seq = ?`
 
 	callColumns = `

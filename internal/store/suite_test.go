@@ -191,7 +191,6 @@ func TestWritesAreIdempotent(t *testing.T) {
 		other.Request = Pack([]byte("another"))
 		wantErr(t, s.Begin(t.Context(), other), ErrConflict)
 		wantErr(t, s.Commit(t.Context(), key, "c1", result("another")), ErrConflict)
-		wantErr(t, s.Deliver(t.Context(), key, "c1", None, 0), ErrConflict)
 		wantErr(t, s.Commit(t.Context(), key, "c2", result("answer")), ErrNotFound)
 		wantEqual(t, all(t, s, CallFilter{}), []string{"c1"})
 		wantEqual(t, read(t, s, "c1").Result.Answer(), Pack([]byte("answer")))
