@@ -45,6 +45,7 @@ type Client struct {
 	stream       Stream
 	visitor      *visitor // nil for a client with a handshake
 	parent       *Client  // of a branch: in whose place it asks; else nil
+	mute         bool     // it is a Guest's, whom nobody can ask anything
 
 	entered atomic.Bool            // the session, for the one request of a guest
 	version atomic.Pointer[string] // negotiated; it may become older during Initialize
@@ -393,6 +394,10 @@ func (a *asked) stop() {
 // ask passes a server's request on, with an id and progress token of ours: two
 // servers may use the same ones (M7).
 func (c *Client) ask(a *mux.Ask, out mux.Outlet) {
+	if c.mute {
+		a.Fail(wire.MethodNotFound, "the client declares no capabilities and cannot be asked")
+		return
+	}
 	if c.visitor != nil {
 		a.Fail(wire.MethodNotFound, "the client speaks "+wire.Version20260728+", in which it cannot be asked during a call; roundhouse does not bridge that yet")
 		return

@@ -209,6 +209,12 @@ func (s *Session) request(c *Client, f wire.Frame, out mux.Outlet) {
 		c.exit()
 		return
 	}
+	s.route(k, f)
+}
+
+// route sends a request that has begun where it is to go.
+func (s *Session) route(k *call, f wire.Frame) {
+	c := k.c
 	f, r, err := routed(f)
 	if err != nil {
 		k.fail(err)

@@ -141,6 +141,9 @@ func (s *Session) serverLocked(name string) (*config.Server, error) {
 	if server := s.injectedLocked(name); server != nil {
 		return server, nil
 	}
+	if server := s.broughtLocked(name); server != nil {
+		return server, nil
+	}
 	return s.m.server(name)
 }
 

@@ -58,6 +58,7 @@ type Session struct {
 	ending       bool             // somebody runs finishEnd
 	cleanups     []CleanupInfo    // the last ones
 	injected     []*config.Server // its own, in the order in which they came; replaced, never changed
+	brought      []*config.Server // its own, for its guests only
 }
 
 func newSession(m *Manager, principal, id, workspace string, minted bool) *Session {
@@ -290,7 +291,7 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	s.idle = nil
 	clients, rested := s.clients, s.rested
 	holder, order := s.holder, s.order
-	s.clients, s.holder, s.order, s.bindings, s.injected = nil, nil, nil, nil, nil
+	s.clients, s.holder, s.order, s.bindings, s.injected, s.brought = nil, nil, nil, nil, nil, nil
 	for c := range clients {
 		delete(m.clients, c.id)
 	}
