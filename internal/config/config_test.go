@@ -58,8 +58,9 @@ func TestDefaults(t *testing.T) {
 		Autostart: config.Autostart{Enabled: true, IdleExit: 30 * time.Minute},
 		Store:     "/home/me/.local/state/roundhouse/roundhouse.db",
 		LLM: config.LLM{
-			Record:  config.Record{Policy: config.RecordObserve, Unnamed: config.RecordOff, ClientGone: config.ClientGoneAuto},
-			MaxBody: 256 << 20, MaxQueued: 512 << 20,
+			Record:    config.Record{Policy: config.RecordObserve, Unnamed: config.RecordOff, ClientGone: config.ClientGoneAuto},
+			Responses: config.Responses{Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, MaxResult: 1 << 20, ToolSessions: config.ToolSessionsSession},
+			MaxBody:   256 << 20, MaxQueued: 512 << 20,
 		},
 	}
 	if !reflect.DeepEqual(got, want) {

@@ -31,6 +31,7 @@ type Upstream struct {
 	Models    []string                 // globs of the models that it serves (C12); none makes it the default for all others
 	Policy    RecordPolicy             // "" is that of Record
 	Responses bool                     // whether it speaks the Responses API (C1)
+	Images    bool                     // whether its models take pictures; true
 	Timeouts  UpstreamTimeouts
 }
 
@@ -76,19 +77,23 @@ type Retention struct {
 	Size int64         // bytes of the database; 0 is no limit
 }
 
+// EngineOpenAI is the engine of OpenAI's own API.
+const EngineOpenAI = "openai"
+
 // Engines are the engines that an upstream may be.
-var Engines = []string{"openai", "anthropic", "vllm", "sglang", "lmdeploy", "llamacpp"}
+var Engines = []string{EngineOpenAI, "anthropic", "vllm", "sglang", "lmdeploy", "llamacpp"}
 
 func defaultLLM() LLM {
 	return LLM{
 		Record:    Record{Policy: RecordObserve, Unnamed: RecordOff, ClientGone: ClientGoneAuto},
+		Responses: defaultResponses(),
 		MaxBody:   256 << 20,
 		MaxQueued: 512 << 20,
 	}
 }
 
 func newUpstream(name string) *Upstream {
-	return &Upstream{Name: name, Timeouts: UpstreamTimeouts{Connect: 10 * time.Second, FirstByte: 10 * time.Minute, Idle: 2 * time.Minute}}
+	return &Upstream{Name: name, Images: true, Timeouts: UpstreamTimeouts{Connect: 10 * time.Second, FirstByte: 10 * time.Minute, Idle: 2 * time.Minute}}
 }
 
 var recordPolicies = []RecordPolicy{RecordTrain, RecordObserve, RecordOff}
@@ -135,7 +140,7 @@ var llmSection = section[document]{check: checkLLM, object: object[document]{fie
 	}}}},
 }, {
 	name: "responses",
-	doc:  "The Responses API.",
+	doc:  "The Responses API: how tools of the type \"mcp\" are run for it, and for tasks.",
 	kind: responsesSection,
 }, {
 	name: "maxBody",
@@ -205,6 +210,10 @@ var upstreamObject = object[Upstream]{fields: []field[Upstream]{{
 		shape: func(*Upstream) schema { return schema{"type": "boolean"} },
 	},
 }, {
+	name: "images",
+	doc:  "Whether its models take pictures. If not, they are told of those that tools show in words.",
+	kind: flag[Upstream]{at: func(u *Upstream) *bool { return &u.Images }},
+}, {
 	name: "timeouts",
 	doc:  "How long it may take.",
 	kind: section[Upstream]{object: object[Upstream]{fields: []field[Upstream]{{
@@ -242,7 +251,7 @@ func readUpstreams(r *reader, n node, d *document) {
 		u := newUpstream(m.key)
 		found := upstreamObject.read(r, m, u)
 		if !found.has("responses") {
-			u.Responses = u.Engine == "openai"
+			u.Responses = u.Engine == EngineOpenAI
 		}
 		switch {
 		case m.key == "" || strings.ContainsFunc(m.key, unicode.IsControl):

@@ -15,7 +15,7 @@ import (
 func TestUpstreams(t *testing.T) {
 	c, err := parse(t, `{"llm": {"upstreams": {
 		"z": {"baseURL": "https://${HOST}/v1/", "responses": false, "engine": "openai", "apiKey": "${KEY}", "headers": {"X-A": "${KEY}"}, "models": ["gpt-*"], "policy": "train"},
-		"a": {"baseURL": "http://127.0.0.1:8000/api", "engine": "vllm", "experts": true, "endOfText": "<eot>", "timeouts": {"idle": "5s", "total": "1h"}}
+		"a": {"baseURL": "http://127.0.0.1:8000/api", "engine": "vllm", "experts": true, "images": false, "endOfText": "<eot>", "timeouts": {"idle": "5s", "total": "1h"}}
 	}, "record": {"policy": "train", "unnamed": "observe", "clientGone": "drain", "retention": {"age": "720h", "size": "20GiB"}}}, "store": "sqlite:///var/db/x.db"}`,
 		"HOST", "llm.example", "KEY", "key-0")
 	if err != nil {
@@ -23,10 +23,10 @@ func TestUpstreams(t *testing.T) {
 	}
 	key := secret.New("key-0")
 	want := []*config.Upstream{{
-		Name: "z", BaseURL: "https://llm.example", Engine: "openai", APIKey: key, Headers: map[string]secret.String{"X-A": key}, Models: []string{"gpt-*"}, Policy: config.RecordTrain,
+		Name: "z", BaseURL: "https://llm.example", Engine: "openai", APIKey: key, Headers: map[string]secret.String{"X-A": key}, Models: []string{"gpt-*"}, Policy: config.RecordTrain, Images: true,
 		Timeouts: config.UpstreamTimeouts{Connect: 10 * time.Second, FirstByte: 10 * time.Minute, Idle: 2 * time.Minute},
 	}, {
-		Name: "a", BaseURL: "http://127.0.0.1:8000/api", Engine: "vllm", Experts: true, EndOfText: "<eot>",
+		Name: "a", BaseURL: "http://127.0.0.1:8000/api", Engine: "vllm", Experts: true, EndOfText: "<eot>", Images: false,
 		Timeouts: config.UpstreamTimeouts{Connect: 10 * time.Second, FirstByte: 10 * time.Minute, Idle: 5 * time.Second, Total: time.Hour},
 	}}
 	if !reflect.DeepEqual(c.LLM.Upstreams, want) {
@@ -49,5 +49,21 @@ func TestUpstreamsThatMakeNoSense(t *testing.T) {
 		if _, err := parse(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", text, err)
 		}
+	}
+}
+
+// X9: the limits of responses, and how long their tool sessions are kept.
+func TestLimitsOfResponses(t *testing.T) {
+	c, err := parse(t, `{"llm": {"upstreams": {"a": {"baseURL": "http://a.example"}}, "responses": {
+		"rounds": 5, "maxImages": 0, "callTimeout": "2m", "parallel": 1, "maxResult": "64KiB", "toolSessions": "request"}}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Responses{Rounds: 5, CallTimeout: 2 * time.Minute, Parallel: 1, MaxResult: 64 << 10, ToolSessions: config.ToolSessionsRequest}
+	if !reflect.DeepEqual(c.LLM.Responses, want) {
+		t.Errorf("got %+v", c.LLM.Responses)
+	}
+	if _, err := parse(t, `{"llm": {"upstreams": {"a": {"baseURL": "http://a.example"}}, "responses": {"rounds": 0}}}`); err == nil {
+		t.Error("no rounds are accepted")
 	}
 }

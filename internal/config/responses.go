@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Dialer opens the network connections to a server. It may be called concurrently.
@@ -13,9 +14,29 @@ type Dialer interface {
 	DialContext(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Responses is the "llm.responses" section: the Responses API.
+// Responses is the "llm.responses" section: the Responses API, whose loop runs
+// roundhouse's own tasks, too (X9).
 type Responses struct {
-	Egress Egress
+	Rounds       int           // model calls of one response; 32
+	MaxImages    int           // pictures of tools that the model is shown, the newest; 3
+	CallTimeout  time.Duration // of one tool call; each sign of progress gives it as long again, up to four times that; 60 s
+	Parallel     int           // tool calls of one response at the same time; 16
+	MaxResult    int64         // bytes of the text of one tool's result; the rest is cut; 1 MiB
+	ToolSessions ToolSessions
+	Egress       Egress
+}
+
+// ToolSessions says how long a named session keeps what a response has opened in it.
+type ToolSessions string
+
+// The choices.
+const (
+	ToolSessionsSession ToolSessions = "session" // until it ends or becomes dormant
+	ToolSessionsRequest ToolSessions = "request" // until the response ends
+)
+
+func defaultResponses() Responses {
+	return Responses{Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, MaxResult: 1 << 20, ToolSessions: ToolSessionsSession}
 }
 
 // Egress is the "llm.responses.egress" section: where a request may send roundhouse with
@@ -32,6 +53,33 @@ type EgressRule struct {
 }
 
 var responsesSection = section[document]{object: object[document]{fields: []field[document]{{
+	name: "rounds",
+	doc:  "How many times the model is called for one response at most; it is incomplete then.",
+	kind: count[document]{at: func(d *document) *int { return &d.LLM.Responses.Rounds }},
+}, {
+	name: "maxImages",
+	doc:  "How many pictures that tools have shown the model sees, the newest of them; words stand in the place of the others.",
+	kind: count[document]{zero: true, at: func(d *document) *int { return &d.LLM.Responses.MaxImages }},
+}, {
+	name: "callTimeout",
+	doc:  "How long one call of a tool may take. Each sign of progress gives it as long again, but not more than four times that in all.",
+	kind: duration[document]{at: func(d *document) *time.Duration { return &d.LLM.Responses.CallTimeout }},
+}, {
+	name: "parallel",
+	doc:  "How many tools of one response are called at the same time.",
+	kind: count[document]{at: func(d *document) *int { return &d.LLM.Responses.Parallel }},
+}, {
+	name: "maxResult",
+	doc:  "How much of the text of a tool's result the model and the client get: a number of bytes, or a size such as \"1MiB\". The rest is cut, and that is said.",
+	kind: size[document]{at: func(d *document) *int64 { return &d.LLM.Responses.MaxResult }},
+}, {
+	name: "toolSessions",
+	doc:  "How long a named session keeps what a response has opened in it: \"session\" until it ends or becomes dormant, \"request\" until the response has ended. A response that names no session keeps nothing.",
+	kind: choice[document, ToolSessions]{
+		options: []ToolSessions{ToolSessionsSession, ToolSessionsRequest},
+		at:      func(d *document) *ToolSessions { return &d.LLM.Responses.ToolSessions },
+	},
+}, {
 	name: "egress",
 	doc:  "Where requests may send roundhouse with a server_url. Public addresses with https always are allowed.",
 	kind: section[document]{object: object[document]{fields: []field[document]{{

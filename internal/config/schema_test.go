@@ -65,7 +65,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 					if d, ok := property(t, tree, key)["default"]; ok {
 						t.Errorf("%s has the default %v", key, d)
 					}
-				case "gateway.maxBody", "llm.maxBody", "llm.maxQueued":
+				case "gateway.maxBody", "llm.maxBody", "llm.maxQueued", "llm.responses.maxResult":
 					if d := property(t, tree, key)["default"]; d != fmt.Sprintf("%dMiB", value.(int64)>>20) {
 						t.Errorf("%s: the schema says %v", key, d)
 					}

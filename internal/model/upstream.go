@@ -49,6 +49,15 @@ func newUpstream(cfg *config.Upstream) *Upstream {
 // Name returns the upstream's name in the configuration.
 func (u *Upstream) Name() string { return u.cfg.Name }
 
+// Engine returns what the configuration says that it is, or "".
+func (u *Upstream) Engine() string { return u.cfg.Engine }
+
+// Images reports whether its models take pictures.
+func (u *Upstream) Images() bool { return u.cfg.Images }
+
+// SpeaksResponses reports whether it speaks the Responses API.
+func (u *Upstream) SpeaksResponses() bool { return u.cfg.Responses }
+
 // Upstreams returns all of them, in the order of the configuration.
 func (m *Models) Upstreams() []*Upstream { return m.upstreams }
 
