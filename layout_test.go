@@ -18,14 +18,14 @@ import (
 var arrows = map[string][]string{
 	"cmd/roundhouse": {"config", "control", "daemon", "event", "fault", "instance", "pool", "process", "session", "shim", "socket", "sse", "store", "trace", "wire"},
 
-	"internal/daemon": {"config", "control", "event", "front", "gateway", "model", "instance", "pool", "process", "recorder", "session", "socket", "store", "tools"},
+	"internal/daemon": {"config", "control", "event", "front", "gateway", "instance", "loop", "model", "pool", "process", "recorder", "responses", "session", "socket", "store", "tools"},
 
 	// Faces.
 	"internal/control":   {"config", "event", "fault", "front", "instance", "model", "pool", "process", "session", "sse", "store", "trace", "wire"},
 	"internal/gateway":   {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 	"internal/recorder":  {"config", "dialect", "fault", "front", "model", "wire"},
 	"internal/tools":     {"fault", "session", "wire"},
-	"internal/responses": {"config"},
+	"internal/responses": {"config", "dialect", "fault", "front", "loop", "model", "session", "sse", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
@@ -34,6 +34,7 @@ var arrows = map[string][]string{
 	"internal/pool":     {"config", "era", "event", "fault", "mux", "process", "secret", "upstream", "wire"},
 	"internal/mux":      {"era", "fault", "upstream", "wire"},
 	"internal/upstream": {"sse", "wire"},
+	"internal/loop":     {"config", "dialect", "event", "fault", "model", "session", "sse", "wire"},
 	"internal/model":    {"config", "dialect", "event", "store", "wire"},
 	"internal/config":   {"secret"},
 	"internal/era":      {"wire"},

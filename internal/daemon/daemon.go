@@ -20,10 +20,12 @@ import (
 	"roundhouse/internal/front"
 	"roundhouse/internal/gateway"
 	"roundhouse/internal/instance"
+	"roundhouse/internal/loop"
 	"roundhouse/internal/model"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/recorder"
+	"roundhouse/internal/responses"
 	"roundhouse/internal/session"
 	"roundhouse/internal/socket"
 	"roundhouse/internal/store"
@@ -164,6 +166,11 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s.gateway = gateway.New(gateway.Config{Sessions: sessions, MaxBody: cfg.Gateway.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
 	s.recorder = recorder.New(recorder.Config{Models: models, MaxBody: cfg.LLM.MaxBody, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
+	s.responses = responses.New(responses.Config{
+		Config: s.reloader.current.Load, Models: models, Pass: s.recorder.Serve, Egress: responses.NewEgress(cfg.LLM.Responses.Egress),
+		Engine:  loop.New(loop.Config{Models: models, Sessions: sessions, Limits: cfg.LLM.Responses, Log: log, Events: events}),
+		MaxBody: cfg.LLM.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log,
+	})
 	s.control = control.New(control.Config{
 		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Instances: instances, Sessions: sessions, Processes: processes, Events: events,
 		Metrics: gather(processes, shared, instances, sessions, s.gateway, s.relay, events),
@@ -229,6 +236,7 @@ type server struct {
 	models    *model.Models
 	gateway   *gateway.Gateway
 	recorder  *recorder.Recorder
+	responses *responses.Face
 	relay     *gateway.Relay
 	control   *control.Control
 	reloader  *reloader
@@ -241,7 +249,7 @@ type server struct {
 // busy reports whether somebody needs the daemon: a session is awake, a model called, or
 // a shim connected, whose session may be dormant.
 func (s *server) busy() bool {
-	return s.relay.Lines() > 0 || s.models.Running() > 0 || s.sessions.Stats().Sessions[session.Active] > 0
+	return s.relay.Lines() > 0 || s.responses.Running() > 0 || s.models.Running() > 0 || s.sessions.Stats().Sessions[session.Active] > 0
 }
 
 // serve opens the doors until ctx ends or one of them fails.
@@ -286,6 +294,10 @@ func (s *server) stop(hurry context.Context) {
 		s.control.CloseStreams()
 	}
 	s.sessions.Drain()
+	if s.responses != nil { // the start came so far
+		s.responses.Wait(grace) // its calls of models and tools are in flight, too
+		s.responses.Close()
+	}
 	var cut int // calls of models that the grace was not long enough for
 	var waits sync.WaitGroup
 	waits.Go(func() {

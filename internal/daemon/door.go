@@ -35,6 +35,7 @@ func (s *server) addDoor(listener net.Listener, cfg front.Config) (*front.Front,
 	}
 	s.gateway.Register(f)
 	s.relay.Register(f)
+	s.responses.Register(f)
 	s.recorder.Register(f)
 	s.control.Register(f)
 	var protocols http.Protocols

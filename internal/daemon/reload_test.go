@@ -45,7 +45,8 @@ func TestEverySettingIsEitherLiveOrNeedsARestart(t *testing.T) {
 			case slices.Contains(live, name):
 				continue
 			case name == "LLM": // changes as a whole
-				at, f.Type = append(at, 2), reflect.TypeFor[int64]()
+				body, _ := f.Type.FieldByName("MaxBody")
+				at, f.Type = append(at, body.Index...), body.Type
 			case f.Type.Kind() == reflect.Struct:
 				walk(name+".", f.Type, at)
 				continue

@@ -47,6 +47,9 @@ const (
 // store_failed.
 const TurnRecorded Kind = "turn_recorded"
 
+// ToolCalled is a tool's call that roundhouse has made for a response or a task.
+const ToolCalled Kind = "tool_called"
+
 // EventsLost takes the place of events that a follower has missed.
 const EventsLost Kind = "events_lost"
 
@@ -63,7 +66,8 @@ type Event struct {
 	Session   string `json:"session,omitempty"`
 
 	Turn    string `json:"turn,omitempty"`    // the id of a recorded model call
-	Outcome string `json:"outcome,omitempty"` // what became of it, or of a clean-up: ok, failed, timeout or skipped
+	Tool    string `json:"tool,omitempty"`    // that was called
+	Outcome string `json:"outcome,omitempty"` // what became of it: of a tool's call completed, failed or incomplete; of a clean-up ok, failed, timeout or skipped
 
 	Server     string   `json:"server,omitempty"`
 	Connection string   `json:"connection,omitempty"`

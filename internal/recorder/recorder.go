@@ -47,7 +47,7 @@ func New(cfg Config) *Recorder {
 // Register adds the routes.
 func (rc *Recorder) Register(f *front.Front) {
 	for _, pattern := range []string{"/v1/", "/sessions/{id}/v1/", "/api/hello", "/sessions/{id}/api/hello"} {
-		f.HandleModel(pattern, rc.serve)
+		f.HandleModel(pattern, rc.Serve)
 	}
 }
 
@@ -61,8 +61,8 @@ type exchange struct {
 	api    dialect.API
 }
 
-// serve says what a request is (C1).
-func (rc *Recorder) serve(w http.ResponseWriter, r *http.Request, c front.Caller) {
+// Serve serves a request of a model API. It says what it is (C1).
+func (rc *Recorder) Serve(w http.ResponseWriter, r *http.Request, c front.Caller) {
 	path := r.URL.EscapedPath()
 	if r.PathValue("id") != "" {
 		path = belowSession(path)
@@ -118,7 +118,7 @@ func (x *exchange) generate() (*model.Answer, error) {
 	if request != nil {
 		inBody = request.Session
 		if request.HasMCPTool {
-			return nil, refuse(http.StatusNotImplemented, "this version does not run tools of the type \"mcp\" itself yet; connect to /mcp and pass its tools as functions")
+			return nil, refuse(http.StatusNotImplemented, "tools of the type \"mcp\" are run for POST /v1/responses only, and need an upstream in llm")
 		}
 	}
 	if c.Session, err = front.SessionName(x.r, inBody); err != nil {

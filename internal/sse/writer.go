@@ -61,6 +61,17 @@ func (s *Writer) Event(id string, data ...[]byte) {
 	s.buf.WriteString("\n\n")
 }
 
+// Named adds an event with a type. Neither holds a line end.
+func (s *Writer) Named(kind string, data []byte) {
+	s.arm()
+	s.buf.WriteString("event: ")
+	s.buf.WriteString(kind)
+	s.buf.WriteByte('\n')
+	s.buf.WriteString("data: ")
+	s.write(data)
+	s.buf.WriteString("\n\n")
+}
+
 // Comment adds a comment, which readers ignore, to what the next Flush sends. The
 // text must hold no line end.
 func (s *Writer) Comment(text string) {

@@ -1,0 +1,275 @@
+package loop
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/session"
+)
+
+// chatHistory turns items into messages. What the model called in one go is one message,
+// as far as that can be seen: its calls, and behind them what came of each.
+type chatHistory struct {
+	c       *chat
+	said    *chatMessage // what the model said, to which calls may still be added
+	results []*chatMessage
+}
+
+// inputItem is an item of the input, of any type.
+type inputItem struct {
+	Type      string          `json:"type"`
+	ID        string          `json:"id"`
+	Role      string          `json:"role"`
+	Content   json.RawMessage `json:"content"`
+	CallID    string          `json:"call_id"`
+	Name      string          `json:"name"`
+	Arguments string          `json:"arguments"`
+	Input     string          `json:"input"`
+	Output    json.RawMessage `json:"output"`
+	Label     string          `json:"server_label"`
+	Error     json.RawMessage `json:"error"`
+	Tools     []ListedTool    `json:"tools"`
+	Status    string          `json:"status"`
+
+	RequestID string `json:"approval_request_id"`
+	Approve   *bool  `json:"approve"`
+	Reason    string `json:"reason"`
+}
+
+// readItem reads an item of the input.
+func readItem(raw json.RawMessage) (*inputItem, error) {
+	var it inputItem
+	if err := json.Unmarshal(raw, &it); err != nil {
+		return nil, fmt.Errorf("it cannot be read: %w", err)
+	}
+	if it.Type == "" && it.Role != "" {
+		it.Type = string(Message)
+	}
+	return &it, nil
+}
+
+// add adds an item.
+func (h *chatHistory) add(raw json.RawMessage) error {
+	it, err := readItem(raw)
+	if err != nil {
+		return err
+	}
+	switch it.Type {
+	case string(Message):
+		return h.message(it)
+	case string(ReasoningItem):
+		h.thoughts(it)
+	case string(FunctionCall):
+		h.call(it.CallID, it.Name, it.Arguments)
+	case string(CustomCall):
+		h.call(it.CallID, it.Name, string(object("input", text(it.Input))))
+	case "function_call_output", "custom_tool_call_output":
+		output, err := h.output(it.Output)
+		if err != nil {
+			return err
+		}
+		h.result(it.CallID, output)
+	case string(ToolCall):
+		h.flushResults() // of calls that came one after the other
+		h.call(it.ID, session.PublicName(it.Label, it.Name), it.Arguments)
+		h.result(it.ID, toolOutput(it))
+	case "mcp_approval_response":
+		if r := h.c.r.asked[it.RequestID]; r != nil && !*it.Approve {
+			h.call(r.ID, session.PublicName(r.Label, r.Name), r.Arguments)
+			h.result(r.ID, declined(it.Reason))
+		}
+	case string(ToolList), string(ApprovalRequest):
+	default:
+		return fmt.Errorf("items of the type %q are not supported", it.Type)
+	}
+	return nil
+}
+
+// declined is what the model gets for a call that was not approved.
+func declined(reason string) string {
+	if reason == "" {
+		return "declined"
+	}
+	return "declined: " + reason
+}
+
+// toolOutput is what an mcp_call has brought, for the model.
+func toolOutput(it *inputItem) string {
+	var output string
+	if json.Unmarshal(it.Output, &output) == nil && len(it.Output) > 0 && string(it.Output) != "null" {
+		return output
+	}
+	if len(it.Error) > 0 && string(it.Error) != "null" {
+		return "error: " + string(it.Error)
+	}
+	return "the call has no output"
+}
+
+// flush makes messages of what waits.
+func (h *chatHistory) flush() {
+	if h.said != nil {
+		h.c.add(h.said)
+		h.said = nil
+	}
+	for _, m := range h.results {
+		h.c.add(m)
+	}
+	h.results = nil
+}
+
+// flushResults does so if the last thing was what came of a call: what follows is another
+// turn of the model's.
+func (h *chatHistory) flushResults() {
+	if len(h.results) > 0 {
+		h.flush()
+	}
+}
+
+// assistant returns the message of the model's that goes on.
+func (h *chatHistory) assistant() *chatMessage {
+	h.flushResults()
+	if h.said == nil {
+		h.said = &chatMessage{Role: "assistant", Content: json.RawMessage("null")}
+	}
+	return h.said
+}
+
+func (h *chatHistory) call(id, name, arguments string) {
+	m := h.assistant()
+	m.ToolCalls = append(m.ToolCalls, chatCall{ID: id, Type: "function", Function: chatFunction{name, arguments}})
+}
+
+func (h *chatHistory) result(id, output string) {
+	h.results = append(h.results, &chatMessage{Role: "tool", CallID: id, Content: text(output)})
+}
+
+// thoughts adds what the model thought, which engines that run locally want to have back
+// while it works with tools.
+func (h *chatHistory) thoughts(it *inputItem) {
+	if h.c.r.upstream.Engine() == config.EngineOpenAI {
+		return
+	}
+	var parts []struct{ Text string }
+	_ = json.Unmarshal(it.Content, &parts) // what has no text has none to pass on
+	thoughts := ""
+	for _, p := range parts {
+		thoughts += p.Text
+	}
+	if thoughts == "" {
+		return
+	}
+	h.flush()
+	h.assistant().extra = map[string]json.RawMessage{"reasoning_content": text(thoughts)}
+}
+
+// message adds what somebody said.
+func (h *chatHistory) message(it *inputItem) error {
+	role := it.Role
+	switch role {
+	case "user", "system":
+	case "developer": // which few engines know
+		role = "system"
+	case "assistant":
+		content, err := h.content(it.Content)
+		if err != nil {
+			return err
+		}
+		h.flushResults()
+		if h.said == nil || string(h.said.Content) != "null" || len(h.said.ToolCalls) > 0 {
+			h.flush()
+		}
+		h.assistant().Content = content
+		return nil
+	default:
+		return fmt.Errorf("the role %q is not supported", it.Role)
+	}
+	content, err := h.content(it.Content)
+	if err != nil {
+		return err
+	}
+	h.flush()
+	h.c.add(&chatMessage{Role: role, Content: content})
+	return nil
+}
+
+// content turns the content of a message: a text, or parts. A single text stays one.
+func (h *chatHistory) content(raw json.RawMessage) (json.RawMessage, error) {
+	if len(raw) > 0 && raw[0] == '"' {
+		return raw, nil
+	}
+	var parts []struct {
+		Type     string          `json:"type"`
+		Text     string          `json:"text"`
+		Refusal  string          `json:"refusal"`
+		ImageURL string          `json:"image_url"`
+		Detail   string          `json:"detail"`
+		FileID   string          `json:"file_id"`
+		FileData string          `json:"file_data"`
+		FileName string          `json:"filename"`
+		Audio    json.RawMessage `json:"input_audio"`
+	}
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return nil, fmt.Errorf("its content cannot be read: %w", err)
+	}
+	var out []json.RawMessage
+	var texts []string
+	for i, p := range parts {
+		switch p.Type {
+		case "input_text", "output_text", "text", "summary_text", "reasoning_text":
+			texts = append(texts, p.Text)
+			out = append(out, textPart(p.Text))
+		case "refusal":
+			texts = append(texts, p.Refusal)
+			out = append(out, textPart(p.Refusal))
+		case "input_image":
+			if p.ImageURL == "" {
+				return nil, fmt.Errorf("content[%d]: an image needs image_url; files are not kept here", i)
+			}
+			out = append(out, imagePart(p.ImageURL, p.Detail))
+		case "input_file":
+			if p.FileData == "" {
+				return nil, fmt.Errorf("content[%d]: a file needs file_data; files are not kept here", i)
+			}
+			out = append(out, object("type", text("file"), "file", object("filename", text(p.FileName), "file_data", text(p.FileData))))
+		case "input_audio":
+			out = append(out, object("type", text("input_audio"), "input_audio", p.Audio))
+		default:
+			return nil, fmt.Errorf("content[%d]: parts of the type %q are not supported", i, p.Type)
+		}
+	}
+	if len(texts) == 1 && len(out) == 1 {
+		return text(texts[0]), nil
+	}
+	if len(out) == 0 {
+		return text(""), nil
+	}
+	return array(out), nil
+}
+
+// output turns what a caller's function has brought: a text, or parts of which the texts
+// count.
+func (h *chatHistory) output(raw json.RawMessage) (string, error) {
+	var s string
+	if json.Unmarshal(raw, &s) == nil {
+		return s, nil
+	}
+	var parts []struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return "", fmt.Errorf("its output is neither a text nor an array of parts")
+	}
+	for i, p := range parts {
+		if p.Type != "input_text" && p.Type != "output_text" {
+			s += fmt.Sprintf("[%s]", p.Type)
+			continue
+		}
+		if i > 0 {
+			s += "\n"
+		}
+		s += p.Text
+	}
+	return s, nil
+}

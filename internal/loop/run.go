@@ -1,0 +1,392 @@
+package loop
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"sync"
+
+	"roundhouse/internal/dialect"
+	"roundhouse/internal/model"
+)
+
+// Run is a task under way. Do is called once; nothing else may be called at the same time.
+type Run struct {
+	// Constant after Prepare.
+	engine   *Engine
+	t        *Task
+	upstream *model.Upstream
+	asked    map[string]*inputItem   // requests for approval in the input, by id
+	approved []*inputItem            // those of them that were approved, in the order of the answers
+	listed   map[string][]ListedTool // what the input says that servers list, by label
+
+	// Owned by the goroutine of Do.
+	observe  func(Event)
+	speaker  speaker
+	sessions *ToolSessions
+	open     map[string]*toolSession // by label
+	tools    *table
+	output   []*Item
+	usage    Usage
+	rounds   int
+	made     int  // calls of servers' tools
+	refused  bool // the model was told that it may call no more
+	failing  failing
+}
+
+// speaker has a model of some API answer.
+type speaker interface {
+	// remind adds an item that was said or done before the first turn.
+	remind(item json.RawMessage) error
+	// turn has the model answer. Its errors are *Failure or the cause of ctx.
+	turn(ctx context.Context, co *composer, first bool) error
+	// answer gives the model what came of the calls of its last turn.
+	answer(results []*result)
+}
+
+// result is what came of a call, for the model.
+type result struct {
+	callID   string
+	text     string
+	pictures []Picture
+}
+
+func newRun(e *Engine, t *Task) (*Run, error) {
+	u, err := e.cfg.Models.Choose(dialect.Chat, t.Model)
+	if err != nil {
+		return nil, failureOf(err)
+	}
+	r := &Run{engine: e, t: t, upstream: u, open: map[string]*toolSession{}, tools: newTable(), listed: map[string][]ListedTool{}, asked: map[string]*inputItem{}}
+	if err := r.readInput(); err != nil {
+		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+	}
+	c := newChat(r)
+	for i, raw := range t.Input {
+		if err := c.remind(raw); err != nil {
+			return nil, &Failure{http.StatusBadRequest, "invalid_request_error", fmt.Sprintf("input[%d]: %v", i, err)}
+		}
+	}
+	if _, err := c.request(true); err != nil {
+		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+	}
+	r.speaker = c
+	r.sessions = newToolSessions(e, t)
+	return r, nil
+}
+
+// Do works on the task until it is done, tells observe of every step, in order and one at
+// a time, and then cleans up (X4): observe has got Ended by then, so nobody need wait for
+// that. What has been opened is closed when Do returns. The end of ctx cancels what is
+// under way; its cause, ErrCancelled or another, decides between Cancelled and Failed.
+func (r *Run) Do(ctx context.Context, observe func(Event)) Outcome {
+	r.observe = observe
+	outcome := r.work(ctx)
+	r.settle()
+	outcome.Usage, outcome.Rounds, outcome.Calls = r.usage, r.rounds, r.made
+	for _, it := range r.output {
+		outcome.Output = append(outcome.Output, *it)
+	}
+	observe(Event{Kind: Ended, Outcome: &outcome})
+	r.sessions.Close()
+	return outcome
+}
+
+// work does all but telling of the end.
+func (r *Run) work(ctx context.Context) Outcome {
+	r.tools.addFunctions(r.t.Functions)
+	if f := r.openServers(ctx); f != nil {
+		return r.broken(ctx, f)
+	}
+	if err := r.callApproved(ctx); err != nil {
+		return r.broken(ctx, err)
+	}
+	for limit := r.engine.cfg.Limits.Rounds; ; {
+		co := &composer{r: r}
+		err := r.speaker.turn(ctx, co, r.rounds == 0)
+		r.rounds++
+		r.usage.add(co.usage)
+		if err != nil {
+			co.abandon()
+			return r.broken(ctx, err)
+		}
+		if co.finish != StatusCompleted {
+			return Outcome{Status: Incomplete, Reason: co.finish}
+		}
+		results, end := r.runCalls(ctx, co.calls)
+		switch {
+		case ctx.Err() != nil:
+			return r.broken(ctx, context.Cause(ctx))
+		case end != nil:
+			return *end
+		case r.rounds >= limit:
+			return Outcome{Status: Incomplete, Reason: MaxRounds}
+		}
+		r.speaker.answer(results)
+	}
+}
+
+// broken is the outcome of a run that an error has ended.
+func (r *Run) broken(ctx context.Context, err error) Outcome {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if errors.Is(err, ErrCancelled) {
+		return Outcome{Status: Cancelled}
+	}
+	return Outcome{Status: Failed, Err: failureOf(err)}
+}
+
+// settle ends the items that the end of the run has caught in the middle.
+func (r *Run) settle() {
+	for _, it := range r.output {
+		if it.Status == StatusInProgress {
+			it.Status = StatusIncomplete
+			r.tell(Done, it, "")
+		}
+	}
+}
+
+// begin adds an item to the output.
+func (r *Run) begin(of ItemType) *Item {
+	it := &Item{Index: len(r.output), ID: NewID(prefixes[of]), Type: of, Status: StatusInProgress}
+	if of == ToolList || of == ApprovalRequest {
+		it.Status = "" // they have none
+	}
+	r.output = append(r.output, it)
+	return it
+}
+
+func (r *Run) tell(kind Kind, it *Item, delta string) {
+	r.observe(Event{Kind: kind, Item: *it, Delta: delta})
+}
+
+// servesTools reports whether there are servers' tools.
+func (r *Run) servesTools() bool { return len(r.t.Servers) > 0 }
+
+func (u *Usage) add(v Usage) {
+	u.Input += v.Input
+	u.Cached += v.Cached
+	u.Output += v.Output
+	u.Reasoning += v.Reasoning
+}
+
+// openServers opens the servers and tells what each lists, all at the same time. A server
+// that cannot be opened has a list with an error, unless the choice demands it: then what
+// was opened is closed with the run, and nothing is asked (X2).
+func (r *Run) openServers(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	type listing struct {
+		item  *Item // nil if the input has the list
+		tools []ListedTool
+		ts    *toolSession
+		err   error
+		done  chan struct{}
+	}
+	list := make([]*listing, len(r.t.Servers))
+	var wg sync.WaitGroup
+	for i := range r.t.Servers {
+		server := &r.t.Servers[i]
+		l := &listing{done: make(chan struct{})}
+		list[i] = l
+		if known, ok := r.listed[server.Label]; ok { // it is in the context, and opened when it is used
+			l.tools = known
+			close(l.done)
+			continue
+		}
+		l.item = r.begin(ToolList)
+		l.item.Label = server.Label
+		r.tell(Added, l.item, "")
+		wg.Go(func() {
+			defer close(l.done)
+			if l.ts, l.err = r.sessions.Open(server); l.err != nil {
+				return
+			}
+			tools, err := l.ts.Tools(ctx)
+			l.tools, l.err = listedTools(tools), err
+		})
+	}
+	defer wg.Wait()
+	var demanded error
+	for i, l := range list {
+		<-l.done
+		server := &r.t.Servers[i]
+		if l.ts != nil {
+			r.open[server.Label] = l.ts
+		}
+		r.tools.addServer(server, l.tools)
+		if l.item == nil {
+			continue
+		}
+		l.item.Tools = l.tools
+		if l.err != nil {
+			l.item.ListError = l.err.Error()
+			r.engine.log.Warn("a server's tools cannot be listed", "session", r.sessions.id, "server", server.Label, "err", l.err)
+			if r.t.Choice.Label == server.Label {
+				demanded = &Failure{http.StatusFailedDependency, "mcp_server_unavailable", fmt.Sprintf("tool_choice demands the server %q, which cannot be used: %v", server.Label, l.err)}
+				cancel(demanded)
+			}
+		}
+		r.tell(Done, l.item, "")
+	}
+	if demanded == nil {
+		if f := r.tools.missing(&r.t.Choice); f != nil {
+			return f
+		}
+	}
+	return demanded
+}
+
+// call has the upstream answer a body, which is the turn of the session.
+func (r *Run) call(ctx context.Context, api dialect.API, path string, body []byte) (*model.Answer, error) {
+	request, err := dialect.ParseRequest(api, body)
+	if err != nil {
+		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+	}
+	answer, err := r.engine.cfg.Models.Do(ctx, model.Call{
+		Principal: r.t.Principal, Session: r.t.Session, Policy: r.t.Policy, API: api, Path: path, Header: upstreamHeader(r.t.Header), Body: body, Request: request,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if answer.Status >= 200 && answer.Status <= 299 {
+		return answer, nil
+	}
+	defer answer.Close()
+	said, err := io.ReadAll(io.LimitReader(answer, 1<<20))
+	if err != nil && len(said) == 0 {
+		return nil, err
+	}
+	return nil, upstreamFailure(answer.Status, said)
+}
+
+// dropped are headers of a caller that are about its own request rather than about the
+// model's.
+var dropped = []string{"Accept", "Accept-Encoding", "Content-Encoding", "Content-Length", "Content-Type", "Idempotency-Key", "Prefer"}
+
+func upstreamHeader(h http.Header) http.Header {
+	h = h.Clone()
+	if h == nil {
+		h = http.Header{}
+	}
+	for _, name := range dropped {
+		h.Del(name)
+	}
+	for name := range h {
+		if len(name) > 12 && name[:12] == "X-Stainless-" {
+			h.Del(name)
+		}
+	}
+	h.Set("Content-Type", "application/json")
+	return h
+}
+
+// upstreamFailure is what an upstream says of an error.
+func upstreamFailure(status int, said []byte) *Failure {
+	var v struct {
+		Error struct {
+			Message string          `json:"message"`
+			Type    string          `json:"type"`
+			Code    json.RawMessage `json:"code"`
+		} `json:"error"`
+		Message string `json:"message"`
+	}
+	f := &Failure{status, "upstream_error", fmt.Sprintf("the model's upstream answered %d", status)}
+	if json.Unmarshal(said, &v) != nil {
+		if said = bytes.TrimSpace(said); len(said) > 0 && len(said) < 1000 {
+			f.Message += ": " + string(said)
+		}
+		return f
+	}
+	if m := v.Error.Message; m != "" {
+		f.Message = m
+	} else if v.Message != "" {
+		f.Message = v.Message
+	}
+	var code string
+	switch {
+	case json.Unmarshal(v.Error.Code, &code) == nil && code != "":
+		f.Code = code
+	case v.Error.Type != "":
+		f.Code = v.Error.Type
+	}
+	return f
+}
+
+// failureOf returns what an error is to the caller.
+func failureOf(err error) *Failure {
+	if f, ok := errors.AsType[*Failure](err); ok {
+		return f
+	}
+	if e, ok := errors.AsType[*model.Error](err); ok {
+		code := e.Failure.Code
+		if code == "" {
+			code = "upstream_error"
+			if e.Failure.Status < 500 {
+				code = "invalid_request_error"
+			}
+		}
+		return &Failure{e.Failure.Status, code, e.Failure.Message}
+	}
+	return &Failure{http.StatusInternalServerError, "server_error", err.Error()}
+}
+
+// readInput finds in the input what concerns servers: lists, and requests for approval with
+// their answers (B.5.8).
+func (r *Run) readInput() error {
+	answered := map[string]bool{}
+	for i, raw := range r.t.Input {
+		it, err := readItem(raw)
+		if err != nil {
+			return fmt.Errorf("input[%d]: %w", i, err)
+		}
+		switch it.Type {
+		case string(ToolList):
+			if len(it.Error) == 0 || string(it.Error) == "null" {
+				r.listed[it.Label] = it.Tools
+			}
+		case string(ApprovalRequest):
+			if it.ID != approvalID(it.ID, it.Label, it.Name, it.Arguments) {
+				return fmt.Errorf("input[%d]: the request for approval %q is not as it was made", i, it.ID)
+			}
+			r.asked[it.ID] = it
+		case string(ToolCall):
+			if it.RequestID != "" {
+				answered[it.RequestID] = true
+			}
+		}
+	}
+	for i, raw := range r.t.Input {
+		it, err := readItem(raw)
+		if err != nil || it.Type != "mcp_approval_response" {
+			continue
+		}
+		request := r.asked[it.RequestID]
+		switch {
+		case it.Approve == nil:
+			return fmt.Errorf("input[%d]: an mcp_approval_response needs \"approve\"", i)
+		case request == nil:
+			return fmt.Errorf("input[%d]: no request for approval has the id %q", i, it.RequestID)
+		case answered[it.RequestID] && slices.ContainsFunc(r.t.Input[i+1:], func(later json.RawMessage) bool {
+			x, err := readItem(later)
+			return err == nil && x.Type == string(ToolCall) && x.RequestID == it.RequestID
+		}):
+			continue // it is history
+		case answered[it.RequestID]:
+			return fmt.Errorf("input[%d]: the request for approval %q was answered already", i, it.RequestID)
+		}
+		answered[it.RequestID] = true
+		if *it.Approve {
+			if !slices.ContainsFunc(r.t.Servers, func(s Server) bool { return s.Label == request.Label }) {
+				return fmt.Errorf("input[%d]: approves a call of the server %q, which tools does not name", i, request.Label)
+			}
+			r.approved = append(r.approved, request)
+		}
+	}
+	return nil
+}

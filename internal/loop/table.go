@@ -1,0 +1,179 @@
+package loop
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"roundhouse/internal/session"
+)
+
+// Filter chooses tools. The zero value chooses none; nil pointers to it all or none, as
+// their place says.
+type Filter struct {
+	Names    []string // nil is any
+	ReadOnly *bool    // whether the tool must say that it only reads, or not say so; nil is either
+}
+
+// chooses reports whether the filter chooses a tool.
+func (f *Filter) chooses(t *ListedTool) bool {
+	if f.Names == nil && f.ReadOnly == nil {
+		return false
+	}
+	return (f.Names == nil || slices.Contains(f.Names, t.Name)) && (f.ReadOnly == nil || *f.ReadOnly == t.readOnly())
+}
+
+func (t *ListedTool) readOnly() bool {
+	var a struct {
+		ReadOnly bool `json:"readOnlyHint"`
+	}
+	return json.Unmarshal(t.Annotations, &a) == nil && a.ReadOnly
+}
+
+// Approval says which calls wait for somebody's approval: those that Never does not
+// choose, unless Default is "never", and those that Always chooses.
+type Approval struct {
+	Default string // "always", also if it is "", or "never"
+	Always  *Filter
+	Never   *Filter
+}
+
+// wants reports whether calls of a tool wait for approval (B.5.8).
+func (a *Approval) wants(t *ListedTool) bool {
+	switch {
+	case a.Never != nil && a.Never.chooses(t):
+		return false
+	case a.Always != nil && a.Always.chooses(t):
+		return true
+	}
+	return a.Default != "never"
+}
+
+// tool is what a name that the model calls stands for.
+type tool struct {
+	name     string // for the model
+	function *Function
+	server   *Server // of the tool; nil of a function
+	listed   ListedTool
+	approval bool // its calls wait for approval
+}
+
+// table has what the model may call.
+type table struct {
+	tools  []*tool // in the order in which the model is told of them
+	byName map[string]*tool
+}
+
+func newTable() *table { return &table{byName: map[string]*tool{}} }
+
+// addFunctions adds what the caller runs.
+func (t *table) addFunctions(functions []Function) {
+	for i := range functions {
+		t.add(&tool{name: functions[i].Name, function: &functions[i]})
+	}
+}
+
+// addServer adds those of a server's tools that are allowed, and returns how many.
+func (t *table) addServer(s *Server, listed []ListedTool) (n int) {
+	for _, l := range listed {
+		if s.Allowed != nil && !s.Allowed.chooses(&l) {
+			continue
+		}
+		t.add(&tool{name: session.PublicName(s.Label, l.Name), server: s, listed: l, approval: s.Approval.wants(&l)})
+		n++
+	}
+	return n
+}
+
+// add adds a tool, unless one of its name is there: the caller's functions come first.
+func (t *table) add(x *tool) {
+	if t.byName[x.name] != nil {
+		return
+	}
+	t.byName[x.name] = x
+	t.tools = append(t.tools, x)
+}
+
+// find returns what a model means by a name: the tool that is called so, or the only one
+// that its server calls so, for models drop prefixes. nil if there is none.
+func (t *table) find(name string) *tool {
+	if x := t.byName[name]; x != nil {
+		return x
+	}
+	var found *tool
+	for _, x := range t.tools {
+		if x.server != nil && x.listed.Name == name {
+			if found != nil {
+				return nil
+			}
+			found = x
+		}
+	}
+	return found
+}
+
+// of returns the tool of a server, by the server's name for it, or nil.
+func (t *table) of(label, name string) *tool {
+	for _, x := range t.tools {
+		if x.server != nil && x.server.Label == label && x.listed.Name == name {
+			return x
+		}
+	}
+	return nil
+}
+
+// permitted returns those that the choice allows in a turn.
+func (t *table) permitted(c *Choice) []*tool {
+	if c.Allowed == nil {
+		return t.tools
+	}
+	var list []*tool
+	for _, x := range t.tools {
+		if slices.ContainsFunc(c.Allowed, func(p Permit) bool { return p.permits(x) }) {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+func (p Permit) permits(x *tool) bool {
+	if p.Label == "" {
+		return x.function != nil && x.function.Name == p.Name
+	}
+	return x.server != nil && x.server.Label == p.Label && (p.Name == "" || p.Name == x.listed.Name)
+}
+
+// listedTools reads what a server lists.
+func listedTools(tools []session.Tool) []ListedTool {
+	list := make([]ListedTool, 0, len(tools))
+	for _, t := range tools {
+		var v struct {
+			Description string          `json:"description"`
+			Schema      json.RawMessage `json:"inputSchema"`
+			Annotations json.RawMessage `json:"annotations"`
+		}
+		if json.Unmarshal(t.Raw, &v) != nil {
+			continue // what is no tool cannot be called
+		}
+		if len(v.Schema) == 0 || v.Schema[0] != '{' {
+			v.Schema = json.RawMessage(`{"type":"object"}`)
+		}
+		list = append(list, ListedTool{Name: t.Name, Description: v.Description, Schema: v.Schema, Annotations: v.Annotations})
+	}
+	return list
+}
+
+// demanded returns what the choice demands of servers, in words, if that is not there.
+func (t *table) missing(c *Choice) *Failure {
+	switch {
+	case c.Label != "" && c.Name != "" && t.of(c.Label, c.Name) == nil:
+		return &Failure{Status: 400, Code: "invalid_tool_choice", Message: fmt.Sprintf("tool_choice demands the tool %q of the server %q, which has none of that name that is allowed", c.Name, c.Label)}
+	case c.Label != "" && !slices.ContainsFunc(t.tools, func(x *tool) bool { return x.server != nil && x.server.Label == c.Label }):
+		return &Failure{Status: 400, Code: "invalid_tool_choice", Message: fmt.Sprintf("tool_choice demands the server %q, which has no tool that is allowed", c.Label)}
+	}
+	return nil
+}
+
+// or returns the mode with its default.
+func (m Mode) or() Mode { return cmp.Or(m, Auto) }
