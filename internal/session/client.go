@@ -47,7 +47,7 @@ type Client struct {
 	parent       *Client  // of a branch: in whose place it asks; else nil
 	mute         bool     // it is a Guest's, whom nobody can ask anything
 
-	entered atomic.Bool            // the session, for the one request of a guest
+	entered atomic.Bool            // the session, for the one request of a transient client
 	version atomic.Pointer[string] // negotiated; it may become older during Initialize
 
 	mu      sync.Mutex

@@ -235,13 +235,13 @@ func (s *Session) route(k *call, f wire.Frame) {
 	}
 }
 
-// guest reports whether the client is there for one request, for which its session was
+// transient reports whether the client is there for one request, for which its session was
 // entered when the client was made.
-func (c *Client) guest() bool { return c.visitor != nil || c.parent != nil }
+func (c *Client) transient() bool { return c.visitor != nil || c.parent != nil }
 
-// enter enters the client's session for a request; a guest has done so already.
+// enter enters the client's session for a request; a transient one has done so already.
 func (c *Client) enter() error {
-	if c.guest() {
+	if c.transient() {
 		return nil
 	}
 	return c.session.enter()
@@ -249,7 +249,7 @@ func (c *Client) enter() error {
 
 // exit is the end of what enter began.
 func (c *Client) exit() {
-	if !c.guest() {
+	if !c.transient() {
 		c.session.exit()
 	}
 }

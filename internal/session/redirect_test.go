@@ -288,3 +288,34 @@ func TestACallInAnotherSessionIsCancelled(t *testing.T) {
 		}
 	})
 }
+
+// A6: whatever a tool looks like, what is added to it leaves valid JSON, from which it is
+// taken out again by the letter.
+func FuzzSessionArgument(f *testing.F) {
+	for _, tool := range []string{
+		`{"name":"go","inputSchema":{"type":"object","properties":{"url":{"type":"string"}}}}`,
+		`{"inputSchema" : { } }`, `{"inputSchema":{"properties":{ }}}`, `{"inputSchema":true}`, `{"inputSchema":{"properties":[]}}`,
+		`{"inputSchema":{},"inputSchema":{}}`, `{"inputSchema":{"properties":{"SESSION_ID":1}}}`,
+	} {
+		f.Add([]byte(tool))
+	}
+	f.Fuzz(func(t *testing.T, tool []byte) {
+		if wire.Valid(tool) != nil || tool[0] != '{' {
+			return
+		}
+		edit, ok := argumentEdit(tool)
+		if !ok {
+			return
+		}
+		shown := wire.Splice(nil, tool, edit)
+		if err := wire.Valid(shown); err != nil {
+			t.Fatalf("%s: %v", shown, err)
+		}
+		if _, again := argumentEdit(shown); again {
+			t.Fatalf("%s has no such argument", shown)
+		}
+		if back := string(shown[:edit.At.Start]) + string(shown[edit.At.Start+len(edit.With):]); back != string(tool) {
+			t.Fatalf("%s became %s", tool, back)
+		}
+	})
+}

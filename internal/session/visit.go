@@ -135,7 +135,7 @@ func newVisitor(v Visit) (*Client, error) {
 	return c, nil
 }
 
-// arrive adds a guest to the session that was entered for it.
+// arrive adds a transient client to the session that was entered for it.
 func (c *Client) arrive() (*Client, error) {
 	c.entered.Store(true)
 	s := c.session
