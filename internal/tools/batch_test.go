@@ -314,3 +314,40 @@ func TestWhatABatchRefuses(t *testing.T) {
 		}
 	})
 }
+
+// N4: a session that nobody named ends with its client, also while a batch runs in it.
+func TestASessionEndsWithItsClientDuringABatch(t *testing.T) {
+	inWorld(t, 16, func(w *world) {
+		w.call = func(l *link, _ string, _ json.RawMessage) (string, error) {
+			l.sleep(time.Hour)
+			return saying("x"), nil
+		}
+		c, out := w.client("local", "roundhouse", ""), newTray()
+		c.Session().Do(c, request(1, wire.ToolsCall, `{"name":"batch","arguments":`+batchOf("browser", 2, `,"concurrent":true`)+`}`), out)
+		synctest.Wait()
+		c.Delete()
+		<-out.done
+		synctest.Wait()
+		if got := w.sessions("local"); len(got) > 0 {
+			t.Errorf("there are sessions %v", got)
+		}
+	})
+}
+
+// Progress grows, whatever is told.
+func TestProgressGrows(t *testing.T) {
+	inWorld(t, 16, func(w *world) {
+		c, out := w.client("local", "roundhouse", ""), newTray()
+		grows := session.OwnTool{Name: "x", Listed: []byte(`{"name":"x"}`), Run: func(_ context.Context, c *session.OwnCall) ([]byte, error) {
+			for _, n := range []float64{1, 0.5, 1, 2.5} {
+				c.Progress(n, 0, "")
+			}
+			return []byte("{}"), nil
+		}}
+		w.own[0] = grows
+		w.tool(c, out, "x", "{}")
+		if got := out.said(wire.Progress); !slices.Equal(got, []string{`{"progressToken":"p","progress":1}`, `{"progressToken":"p","progress":2.5}`}) {
+			t.Error(got)
+		}
+	})
+}

@@ -28,6 +28,8 @@ type world struct {
 	*testing.T
 	m *session.Manager
 	t *Tools
+	// own are our tools, which a test may replace before it calls one.
+	own []session.OwnTool
 
 	// call answers a tool that a server is called with; the default echoes the arguments.
 	// An error is one of JSON-RPC. It is set before a server starts.
@@ -51,11 +53,12 @@ func inWorld(t *testing.T, maxTasks int, test func(w *world)) {
 		starter := instance.NewStarter(p, t.TempDir(), nil)
 		instances := instance.New(instance.Config{Launcher: starter})
 		w.t = New(Config{Grace: func() time.Duration { return 10 * time.Second }, Log: slog.New(slog.DiscardHandler)})
+		w.own = w.t.Own()
 		browser := server("browser")
 		browser.Sharing = config.Exclusive
 		browser.Instances = config.Instances{Max: 4, IdleTimeout: time.Minute, MaxWait: time.Minute, OnRelease: config.ReleaseDestroy, Snapshot: config.ToolCall{Tool: "look"}}
 		w.m = session.NewManager(session.Config{
-			Pool: p, Instances: instances, Own: w.t.Own(), Version: "test",
+			Pool: p, Instances: instances, Own: w.own, Version: "test",
 			Settings: session.Settings{
 				Servers: []*config.Server{server("files"), browser}, ListWait: time.Minute, InteractiveTimeout: time.Minute,
 				Limits: config.Sessions{Max: 100, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour, MaxTasks: maxTasks},
