@@ -148,7 +148,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 		Dial: pool.NewDialer(processes, log), DrainDelay: cfg.Pool.DrainDelay, MaxIdle: cfg.Pool.MaxIdle, Budget: cfg.Pool.Budget,
 		Circuit: cfg.Pool.Circuit, Version: o.Version, Log: log, Events: events,
 	})
-	starter := instance.NewStarter(shared, "", log)
+	starter := instance.NewStarter(instance.StarterConfig{Pool: shared, Processes: processes, Log: log})
 	down.add(starter.Close)
 	instances := instance.New(instance.Config{Launcher: starter, Log: log})
 	s := &server{Options: o}

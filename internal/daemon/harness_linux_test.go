@@ -178,10 +178,13 @@ func (n *nest) command(config string, args ...string) *daemon {
 	if err := os.WriteFile(file, []byte(strings.ReplaceAll(config, "SERVER", n.path("badserver"))), 0o600); err != nil {
 		n.t.Fatal(err)
 	}
+	if err := os.MkdirAll(n.path("tmp"), 0o700); err != nil {
+		n.t.Fatal(err)
+	}
 	d := &daemon{nest: n, stderr: &output{}, exited: make(chan struct{})}
 	args = append([]string{"serve", "--config", file, "--state-dir", n.path("state"), "--listen", "127.0.0.1:0"}, args...)
 	d.cmd = exec.Command(n.path("roundhouse"), args...)
-	d.cmd.Env = []string{"HOME=" + n.dir, "ROUNDHOUSE_SOCKET=" + n.path("socket"), "PATH=" + os.Getenv("PATH"), "GORACE=exitcode=66 atexit_sleep_ms=0"}
+	d.cmd.Env = []string{"HOME=" + n.dir, "TMPDIR=" + n.path("tmp"), "ROUNDHOUSE_SOCKET=" + n.path("socket"), "PATH=" + os.Getenv("PATH"), "GORACE=exitcode=66 atexit_sleep_ms=0"}
 	for _, v := range os.Environ() {
 		if strings.HasPrefix(v, "SENTINEL_") {
 			d.cmd.Env = append(d.cmd.Env, v)

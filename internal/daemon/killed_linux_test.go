@@ -141,6 +141,60 @@ func TestNextStartSparesAnUnrelatedProcessOnARecordedPID(t *testing.T) {
 	next.wantExit(0)
 }
 
+// lent is a configuration with an exclusive server.
+const lent = `{"mcpServers": {"bad": {"command": "SERVER", "sharing": "exclusive", "instances": {"max": 3, "min": 1}}}}`
+
+// I7, P4, case 43: what the instances of a killed daemon had for themselves is removed by
+// the next start, and nothing else that is beside it. A normal end leaves nothing either.
+func TestNextStartRemovesTheDirectoriesOfInstances(t *testing.T) {
+	t.Parallel()
+	n := newNest(t)
+	d := n.serve(lent)
+	place := func(c *client) string {
+		var who struct{ Env map[string]string }
+		if err := json.Unmarshal([]byte(c.call("whoami", `{"env": ["TMPDIR"]}`).text()), &who); err != nil {
+			t.Fatal(err)
+		}
+		return who.Env["TMPDIR"]
+	}
+	places := []string{place(d.client("bad")), place(d.client("bad"))}
+	for _, dir := range places {
+		if !strings.HasPrefix(dir, n.path("tmp")+"/roundhouse-") {
+			t.Fatalf("an instance lives in %q", dir)
+		}
+		if err := os.MkdirAll(filepath.Join(dir, "profile", "cache"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unrelated := n.path("tmp/roundhouse-unrelated")
+	if err := os.MkdirAll(filepath.Join(unrelated, "0"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	eventually(t, "no process is left", func() bool { return len(n.leftovers()) == 0 })
+	if _, err := os.Stat(places[0]); err != nil {
+		t.Fatalf("there is nothing to remove: %v", err)
+	}
+
+	next := n.serve(lent)
+	for _, dir := range places {
+		if _, err := os.Stat(filepath.Dir(dir)); err == nil {
+			t.Errorf("%s is left", dir)
+		}
+	}
+	if e := next.stderr.String(); !strings.Contains(e, "removed a directory that a dead daemon left") {
+		t.Errorf("the next start does not say what it removed: %s", e)
+	}
+	place(next.client("bad"))
+	next.signal(syscall.SIGTERM)
+	next.wantExit(0)
+	left, err := os.ReadDir(n.path("tmp"))
+	if err != nil || len(left) != 1 || left[0].Name() != filepath.Base(unrelated) {
+		t.Errorf("left in the end: %v, %v", left, err)
+	}
+}
+
 // recordPID puts another process in the place of old in the journal that is left,
 // with the start time that it really has, as if the pid had been used again.
 func recordPID(t *testing.T, n *nest, old, pid int) {

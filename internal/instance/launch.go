@@ -16,43 +16,55 @@ import (
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
+	"roundhouse/internal/process"
 )
 
 // Starter is the Launcher whose instances are connections of a pool: to processes that it
 // starts, or to endpoints. Close it when nothing of it is used any more.
 type Starter struct {
-	// Constant after NewStarter.
-	pool *pool.Pool
-	base string
-	log  *slog.Logger
+	cfg StarterConfig // constant after NewStarter
 
 	mu   sync.Mutex
-	root string // of the directories of instances; "" before the first
+	root *process.Dir // of the directories of instances; nil before the first
 }
 
-// NewStarter returns a Starter that keeps the directories of instances in one that it
-// makes in base, or with "" where temporary files go. Sockets are made in them, so the
-// path should be short. A nil log discards.
-func NewStarter(p *pool.Pool, base string, log *slog.Logger) *Starter {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+// StarterConfig says how a Starter works.
+type StarterConfig struct {
+	Pool *pool.Pool // required
+	// Processes makes the directory in which those of the instances are, so that it goes
+	// with the daemon however that ends. Nil makes one of which no next start knows.
+	Processes *process.Manager
+	// Base is where it is made; "" is where temporary files go. Sockets are made in the
+	// directories of instances, so the path should be short.
+	Base string
+	Log  *slog.Logger // nil discards
+}
+
+// NewStarter returns a Starter.
+func NewStarter(cfg StarterConfig) *Starter {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Starter{pool: p, base: base, log: log}
+	if cfg.Processes == nil {
+		cfg.Processes = new(process.Manager) // without a journal
+	}
+	return &Starter{cfg: cfg}
 }
 
 // Close removes what is left of the directories.
 func (s *Starter) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.root != "" {
-		s.remove(s.root)
-		s.root = ""
+	if s.root != nil {
+		s.removed(s.root.Path(), s.root.Remove())
+		s.root = nil
 	}
 }
 
-func (s *Starter) remove(dir string) {
-	if err := os.RemoveAll(dir); err != nil {
-		s.log.Error("a directory of an instance is left", "dir", dir, "err", err)
+// removed logs that a directory could not be removed.
+func (s *Starter) removed(dir string, err error) {
+	if err != nil {
+		s.cfg.Log.Error("a directory of an instance is left", "dir", dir, "err", err)
 	}
 }
 
@@ -61,15 +73,28 @@ func (s *Starter) remove(dir string) {
 func (s *Starter) directory() (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.root == "" {
-		root, err := os.MkdirTemp(s.base, "roundhouse-")
-		if err != nil {
-			return "", err
+	for {
+		if s.root == nil {
+			root, err := s.cfg.Processes.MakeDir(s.cfg.Base)
+			if err != nil {
+				return "", err
+			}
+			s.root = root
 		}
-		s.root = root
+		dir, err := numbered(s.root.Path())
+		if !errors.Is(err, fs.ErrNotExist) {
+			return dir, err
+		}
+		// Somebody tidies up where temporary files go.
+		s.removed(s.root.Path(), s.root.Remove())
+		s.root = nil
 	}
+}
+
+// numbered makes the first directory of a number that is free.
+func numbered(root string) (string, error) {
 	for n := 0; ; n++ {
-		dir := filepath.Join(s.root, strconv.Itoa(n))
+		dir := filepath.Join(root, strconv.Itoa(n))
 		if err := os.Mkdir(dir, 0o700); !errors.Is(err, fs.ErrExist) {
 			return dir, err
 		}
@@ -114,7 +139,7 @@ func (s *Starter) Launch(ctx context.Context, server *config.Server, index int, 
 	}
 	own.Recovery = config.Recovery{}              // a new process would not be the one that the session knows
 	own.IncludeTools, own.ExcludeTools = nil, nil // each session filters for itself
-	u := &unit{starter: s, holder: s.pool.NewHolder(""), dir: at.Dir, lost: lost, news: news}
+	u := &unit{starter: s, holder: s.cfg.Pool.NewHolder(""), dir: at.Dir, lost: lost, news: news}
 	slow := fault.New(fault.StartTimeout, "an instance of server %q was not ready within %s; startTimeout of the server sets the limit", server.Name, server.StartTimeout)
 	slow.Server = server.Name
 	ctx, cancel := context.WithTimeoutCause(ctx, server.StartTimeout, slow)
@@ -193,7 +218,7 @@ func (u *unit) Close(why *fault.Error) {
 	}
 	u.holder.Close()
 	if u.dir != "" {
-		u.starter.remove(u.dir)
+		u.starter.removed(u.dir, os.RemoveAll(u.dir))
 	}
 }
 

@@ -47,7 +47,7 @@ func newHouse(t *testing.T, budget config.Budget) *house {
 	}
 	h := &house{T: t, base: t.TempDir()}
 	h.shared = pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Minute, Budget: budget})
-	starter := NewStarter(h.shared, h.base, nil)
+	starter := NewStarter(StarterConfig{Pool: h.shared, Processes: processes, Base: h.base})
 	h.pools = New(Config{Launcher: starter})
 	t.Cleanup(func() {
 		over, cancel := context.WithCancel(context.Background())
@@ -187,6 +187,21 @@ func TestEachInstanceHasItsOwnPlace(t *testing.T) {
 	if _, err := os.Stat(pb.Env["TMPDIR"]); err != nil {
 		t.Error(err)
 	}
+}
+
+// I7: what tidies up where temporary files go may take the directories of instances, too.
+func TestADirectoryIsMadeWhereTheOthersAreGone(t *testing.T) {
+	h := newHouse(t, config.Budget{})
+	s := h.server(nil)
+	h.lease(s, "a").Release()
+	roots, err := filepath.Glob(filepath.Join(h.base, "*"))
+	if err != nil || len(roots) != 1 {
+		t.Fatal(roots, err)
+	}
+	if err := os.RemoveAll(roots[0]); err != nil {
+		t.Fatal(err)
+	}
+	h.lease(s, "b").Release()
 }
 
 // I4, case 41: a warm instance that was killed or stopped is not lent.

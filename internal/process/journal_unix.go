@@ -25,7 +25,7 @@ const (
 	maxServerName = 128  // bytes of a server's name that a record keeps
 )
 
-// record is one owned server. PID and Start are 0 until it runs.
+// record is one owned server, or directory. PID and Start are 0 until it runs.
 type record struct {
 	Marker string    `json:"marker"`
 	Server string    `json:"server"`
@@ -34,6 +34,7 @@ type record struct {
 	Start  uint64    `json:"start,omitempty"` // in the units of the process table
 
 	Container *container `json:"container,omitempty"`
+	Dir       string     `json:"dir,omitempty"` // its path, of a record of a directory; else ""
 }
 
 // line is the record as it fills its slot: JSON, spaces, a line end.
@@ -51,7 +52,7 @@ func (r record) line() ([]byte, error) {
 		}
 	}
 	if len(b) >= recordSize {
-		return nil, errors.New("the flags before \"run\", or the paths, of its container command are too long")
+		return nil, errors.New("the flags before \"run\", or the paths, of its container command are too long, or the path of a directory is")
 	}
 	return append(append(b, bytes.Repeat([]byte{' '}, recordSize-1-len(b))...), '\n'), nil
 }
@@ -190,8 +191,9 @@ const (
 )
 
 // sweepJournals ends what the journals of dead daemons prove to be theirs (P4),
-// removes these journals, and lists what was ended. A journal whose processes
-// outlive even KILL, or whose containers could not be removed, stays for the next start.
+// removes their directories and these journals, and lists what was ended. A journal whose
+// processes outlive even KILL, or whose containers or directories could not be removed,
+// stays for the next start.
 func sweepJournals(dir string, log *slog.Logger) ([]string, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
@@ -218,14 +220,16 @@ func sweepJournals(dir string, log *slog.Logger) ([]string, error) {
 		}
 		stale = append(stale, f)
 		for _, r := range records {
-			servers[r.Marker] = r.Server
+			if r.Dir == "" {
+				servers[r.Marker] = r.Server
+			}
 		}
 		all = append(all, records...)
 	}
 	swept, alive := sweep(servers, log)
 	containers, left := sweepContainers(all, sweepTermWait, log)
 	swept = append(swept, containers...)
-	if alive > 0 || left > 0 {
+	if alive > 0 || left > 0 || sweepDirs(all, log) > 0 {
 		return swept, nil
 	}
 	for _, f := range stale {
@@ -234,6 +238,24 @@ func sweepJournals(dir string, log *slog.Logger) ([]string, error) {
 		}
 	}
 	return swept, nil
+}
+
+// sweepDirs removes the directories of dead daemons, in which nothing lives any more, and
+// counts those that could not be removed.
+func sweepDirs(records []record, log *slog.Logger) (left int) {
+	for _, r := range records {
+		if r.Dir == "" {
+			continue
+		}
+		switch removed, err := sweepDir(r); {
+		case err != nil:
+			left++
+			log.Warn("a directory that a dead daemon left could not be removed", "dir", r.Dir, "err", err)
+		case removed:
+			log.Warn("removed a directory that a dead daemon left", "dir", r.Dir)
+		}
+	}
+	return left
 }
 
 // readStale locks and reads the journal of a dead daemon. The file is nil if the

@@ -6,8 +6,8 @@ import (
 )
 
 // journal keeps nothing on Windows: the job objects of a daemon end everything in
-// them when the daemon does, so no process is ever left for the next one. The container of a
-// daemon that was killed is.
+// them when the daemon does, so no process is ever left for the next one. The containers and
+// directories of a daemon that was killed are.
 type journal struct{}
 
 type record struct {
@@ -18,6 +18,7 @@ type record struct {
 	Start  uint64
 
 	Container *container
+	Dir       string
 }
 
 func openJournal(string) (*journal, error)                 { return nil, nil }

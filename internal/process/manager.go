@@ -12,7 +12,8 @@
 //
 // Every server carries a random marker in its environment (ROUNDHOUSE_PROCESS).
 // A journal names the markers of a daemon, written before the fork, so that the
-// next start can end what is left, and only that (P4).
+// next start can end what is left, and only that (P4). Directories for what servers leave
+// lying about are in the journal, too.
 //
 // A container of `docker run` or `podman run` is no descendant of that command. It
 // gets a label, by which it is stopped and removed when the tree has been ended, or
@@ -68,7 +69,7 @@ type Manager struct {
 // NewManager takes a journal of its own in the state directory and then ends
 // whatever the journals of dead daemons prove to be left of their servers (P4):
 // processes that carry a recorded marker, and their descendants, and the containers that
-// are labelled with one. It waits at most a few seconds, and only if something of that
+// are labelled with one, and the directories of MakeDir that hold one. It waits at most a few seconds, and only if something of that
 // kind lives or a container's engine does not answer. Journals of daemons
 // that live are left alone.
 func NewManager(c Config) (*Manager, error) {

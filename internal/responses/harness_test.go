@@ -85,7 +85,7 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	w.store = st
 	w.events = event.NewFeed()
 	shared := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Minute})
-	starter := instance.NewStarter(shared, t.TempDir(), nil)
+	starter := instance.NewStarter(instance.StarterConfig{Pool: shared, Base: t.TempDir()})
 	instances := instance.New(instance.Config{Launcher: starter})
 	w.sessions = session.NewManager(session.Config{Pool: shared, Instances: instances, Events: w.events, Settings: session.Settings{Servers: w.servers, Limits: config.Defaults().Sessions, ListWait: patience}})
 	w.models = model.New(model.Config{LLM: w.llm, Store: st, Dir: t.TempDir(), WriteDeadline: patience})

@@ -50,7 +50,7 @@ func inWorld(t *testing.T, maxTasks int, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t}
 		p := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Second})
-		starter := instance.NewStarter(p, t.TempDir(), nil)
+		starter := instance.NewStarter(instance.StarterConfig{Pool: p, Base: t.TempDir()})
 		instances := instance.New(instance.Config{Launcher: starter})
 		w.t = New(Config{Grace: func() time.Duration { return 10 * time.Second }, Log: slog.New(slog.DiscardHandler)})
 		w.own = w.t.Own()

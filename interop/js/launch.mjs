@@ -112,14 +112,30 @@ class Daemon {
   #mark;
   #executable;
 
-  constructor(child, directory, mark, executable, url) {
-    this.#child = child;
+  constructor(directory, mark, executable, url) {
     this.#directory = directory;
     this.#mark = mark;
     this.#executable = executable;
     this.url = url;
     this.files = join(directory, 'files');
     running.add(this);
+  }
+
+  /** Starts the daemon's process, at first or where it has ended, and waits until it is ready. */
+  async start() {
+    this.#child?.killAll();
+    const child = new Child(this.#executable, ['serve', '--config', join(this.#directory, 'mcp.json'), '--listen', new URL(this.url).host], { cwd: this.#directory });
+    this.#child = child;
+    let dead;
+    child.ended.then((end) => {
+      dead = end;
+    });
+    await until('the daemon is ready', 15_000, async () => {
+      if (dead) throw new Error(`the daemon ended (${JSON.stringify(dead)}): ${child.output}`);
+      const response = await fetch(new URL('/readyz', this.url)).catch(() => undefined);
+      await response?.body?.cancel();
+      return response?.ok;
+    });
   }
 
   get pid() {
@@ -172,7 +188,7 @@ class Daemon {
   }
 
   killAll() {
-    this.#child.killAll();
+    this.#child?.killAll();
     for (const { pid } of this.allProcesses()) {
       try {
         process.kill(pid, 'SIGKILL');
@@ -210,26 +226,14 @@ export async function startDaemon(t, { servers = (defaults) => defaults, setting
   mkdirSync(files);
   const mcpServers = servers(defaults);
   for (const server of Object.values(mcpServers)) server.env = { ...env, ...server.env };
-  const config = join(directory, 'mcp.json');
-  writeFileSync(config, JSON.stringify({ mcpServers, stateDir: join(directory, 'state'), pool: { drainDelay: '2s' }, ...settings }, null, 2));
+  writeFileSync(join(directory, 'mcp.json'), JSON.stringify({ mcpServers, stateDir: join(directory, 'state'), pool: { drainDelay: '2s' }, ...settings }, null, 2));
 
-  const port = await freePort();
-  const child = new Child(executable, ['serve', '--config', config, '--listen', `127.0.0.1:${port}`], { cwd: directory });
-  const daemon = new Daemon(child, directory, `${name}=${value}`, executable, `http://127.0.0.1:${port}`);
+  const daemon = new Daemon(directory, `${name}=${value}`, executable, `http://127.0.0.1:${await freePort()}`);
   t.after(() => {
-    if (process.env.ROUNDHOUSE_INTEROP_OUTPUT) t.diagnostic(child.output);
+    if (process.env.ROUNDHOUSE_INTEROP_OUTPUT) t.diagnostic(daemon.output);
     daemon.killAll();
   });
-  let dead;
-  child.ended.then((end) => {
-    dead = end;
-  });
-  await until('the daemon is ready', 15_000, async () => {
-    if (dead) throw new Error(`the daemon ended (${JSON.stringify(dead)}): ${child.output}`);
-    const response = await fetch(new URL('/readyz', daemon.url)).catch(() => undefined);
-    await response?.body?.cancel();
-    return response?.ok;
-  });
+  await daemon.start();
   return daemon;
 }
 
