@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -166,24 +167,27 @@ func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 func signals(parent context.Context, w io.Writer) (first, second context.Context, stop func()) {
 	first, endFirst := context.WithCancelCause(parent)
 	second, endSecond := context.WithCancelCause(context.WithoutCancel(parent))
-	c := make(chan os.Signal, 1)
+	c := make(chan os.Signal, 3) // room for all that count, however fast they come
 	done := make(chan struct{})
 	joined := make(chan struct{})
 	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
 	go func() {
 		defer close(joined)
-		for i, end := range []context.CancelCauseFunc{endFirst, endSecond} {
+		for _, then := range []func(os.Signal){
+			func(s os.Signal) {
+				fmt.Fprintf(w, "roundhouse: stopping: %s signal received; another one ends calls in flight, a third one everything\n", s)
+				endFirst(fmt.Errorf("%s signal received", s))
+			},
+			func(s os.Signal) { endSecond(fmt.Errorf("%s signal received", s)) },
+			raise,
+		} {
 			select {
 			case s := <-c:
-				if i == 0 {
-					fmt.Fprintf(w, "roundhouse: stopping: %s signal received; another one ends calls in flight, a third one everything\n", s)
-				}
-				end(fmt.Errorf("%s signal received", s))
+				then(s)
 			case <-done:
 				return
 			}
 		}
-		signal.Stop(c)
 	}()
 	return first, second, func() {
 		signal.Stop(c)
@@ -192,6 +196,15 @@ func signals(parent context.Context, w io.Writer) (first, second context.Context
 		endFirst(nil)
 		endSecond(nil)
 	}
+}
+
+// raise ends us by a signal, as if nobody listened for it.
+func raise(s os.Signal) {
+	signal.Reset(s)
+	if p, err := os.FindProcess(os.Getpid()); err == nil && p.Signal(s) == nil {
+		time.Sleep(time.Second) // it is on its way, unless somebody had us ignore it
+	}
+	os.Exit(1)
 }
 
 // hangups returns a channel of SIGHUP, nil if somebody had us ignore it, as nohup does.
