@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ncruces/go-sqlite3"
 	"github.com/ncruces/go-sqlite3/driver"
 )
 
@@ -106,7 +107,7 @@ func open(ctx context.Context, cfg Config, h hooks) (_ *Store, err error) {
 	if err := makePrivate(s.path); err != nil {
 		return nil, err
 	}
-	if s.write, err = driver.Open(s.dsn("rwc", slices.Concat(writerPragmas, h.pragmas)...)); err != nil {
+	if s.write, err = driver.Open(s.dsn("rwc", slices.Concat(writerPragmas, h.pragmas)...), keepPlans); err != nil {
 		return nil, err
 	}
 	s.write.SetMaxOpenConns(1)
@@ -117,7 +118,7 @@ func open(ctx context.Context, cfg Config, h hooks) (_ *Store, err error) {
 	if err := migrate(ctx, c, version); err != nil {
 		return nil, err
 	}
-	if s.read, err = driver.Open(s.dsn("rw", readerPragmas...)); err != nil {
+	if s.read, err = driver.Open(s.dsn("rw", readerPragmas...), keepPlans); err != nil {
 		return nil, err
 	}
 	s.read.SetMaxOpenConns(readers + 1)
@@ -148,6 +149,13 @@ var (
 	}
 	readerPragmas = []string{"busy_timeout(5000)", "query_only(1)"}
 )
+
+// keepPlans has a connection keep the plan of a prepared statement. Otherwise SQLite plans
+// one that can use a partial index anew whenever it gets other values.
+func keepPlans(c *sqlite3.Conn) error {
+	_, err := c.Config(sqlite3.DBCONFIG_ENABLE_QPSG, true)
+	return err
+}
 
 func (s *Store) dsn(mode string, pragmas ...string) string {
 	path := filepath.ToSlash(s.path)
