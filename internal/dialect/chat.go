@@ -12,6 +12,9 @@ import (
 // perToken has the members of chunks and choices that engines send piece by piece.
 var perToken = map[string]bool{"token_ids": true, "output_ids": true, "output_token_logprobs": true}
 
+// completion is what chunks are no longer when they are put together. It does not change.
+var completion = newText("chat.completion")
+
 // chatAnswer puts the chunks of a chat completion together (A.11).
 type chatAnswer struct {
 	tools   []string
@@ -52,7 +55,7 @@ func (a *chatAnswer) add(event string, chunk *node) eventKind {
 				}
 			}
 		case m.key == "object":
-			a.root.setFirst("object", newText("chat.completion"))
+			a.root.setFirst("object", completion)
 		case m.key == "id" || m.key == "model" || m.key == "created":
 			a.root.setFirst(m.key, m.value)
 		case perToken[m.key]:

@@ -32,7 +32,7 @@ func parseFrame(raw []byte, first bool) *frame {
 	for at < len(raw) {
 		start := at
 		end := len(raw)
-		if n := bytes.IndexAny(raw[at:], "\r\n"); n >= 0 {
+		if n := lineEnd(raw[at:]); n >= 0 {
 			end = at + n
 		}
 		at = end
@@ -67,6 +67,18 @@ func parseFrame(raw []byte, first bool) *frame {
 		f.data = append(f.data, raw[l.value.Start:l.value.End]...)
 	}
 	return f
+}
+
+// lineEnd returns where the first CR or LF is, -1 if there is none.
+func lineEnd(b []byte) int {
+	n := bytes.IndexByte(b, '\n')
+	if n >= 0 {
+		b = b[:n]
+	}
+	if cr := bytes.IndexByte(b, '\r'); cr >= 0 {
+		return cr
+	}
+	return n
 }
 
 // with returns the frame's lines with other data, which is JSON.
@@ -115,7 +127,7 @@ func (s *splitter) next() (part, []byte) {
 				continue
 			}
 		}
-		n := bytes.IndexAny(s.buf[s.scanned:], "\r\n")
+		n := lineEnd(s.buf[s.scanned:])
 		if n < 0 {
 			s.scanned = len(s.buf)
 			break

@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"bytes"
 	"slices"
 	"strconv"
 
@@ -72,10 +73,18 @@ func (n *node) open() bool {
 		return false
 	}
 	if n.form == wholeForm {
+		var few [12]wire.Member // most objects have no more, and are then made in two pieces
+		found := few[:0]
 		for m, err := range wire.Members(n.raw) {
 			if err == nil {
-				n.members = append(n.members, member{m.Key, parse(m.Value.Of(n.raw))})
+				found = append(found, m)
 			}
+		}
+		n.members = make([]member, len(found))
+		values := make([]node, len(found))
+		for i, m := range found {
+			values[i].raw = m.Value.Of(n.raw)
+			n.members[i] = member{m.Key, &values[i]}
 		}
 		n.form, n.raw = objectForm, nil
 	}
@@ -115,7 +124,7 @@ func (n *node) set(key string, value *node) {
 
 // setFirst does so unless the object has one that is something.
 func (n *node) setFirst(key string, value *node) {
-	if had := n.get(key); isNullNode(had) || had.kind() == '"' && had.str() == "" {
+	if had := n.get(key); isNullNode(had) || had.is("") {
 		n.set(key, value)
 	}
 }
@@ -161,6 +170,15 @@ func (n *node) str() string {
 		return ""
 	}
 	return text
+}
+
+// is reports whether the value is the string that s is, which needs no escapes.
+func (n *node) is(s string) bool {
+	if n.kind() != '"' {
+		return false
+	}
+	inner := n.inner()
+	return string(inner) == s || s != "" && bytes.IndexByte(inner, '\\') >= 0 && n.str() == s
 }
 
 // inner returns what stands between the quotes or brackets.
@@ -275,9 +293,9 @@ func (n *node) mergeMember(key string, value *node) bool {
 		return had.merge(value)
 	case a == '[' && b == '[':
 		return had.mergeArray(value)
-	case a == '"' && whollySpace(had.inner()) && had.str() == "":
+	case had.is(""):
 		n.set(key, value)
-	case b == '"' && value.str() == "":
+	case value.is(""):
 	case scalarKind(a) != scalarKind(b):
 		return false
 	default:

@@ -111,7 +111,7 @@ func (r *Result) worsen(o Outcome, reason string) {
 
 // isError reports whether an answer, or an event of one, is an error (A.7).
 func isError(root *node) bool {
-	return !isNullNode(root.get("error")) || root.get("type").str() == "error" || root.get("object").str() == "error"
+	return !isNullNode(root.get("error")) || root.get("type").is("error") || root.get("object").is("error")
 }
 
 // errorText returns what an error says.

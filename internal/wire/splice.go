@@ -54,8 +54,7 @@ func Members(obj []byte) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
 		w := walker{t: obj, at: source(obj).space(0), depth: 1}
 		for w.member() {
-			key, _ := appendText(nil, obj[w.key.Start+1:w.key.End-1])
-			if !yield(Member{Key: string(key), KeySpan: w.key, Value: w.value}, nil) {
+			if !yield(Member{Key: name(obj[w.key.Start+1 : w.key.End-1]), KeySpan: w.key, Value: w.value}, nil) {
 				return
 			}
 		}

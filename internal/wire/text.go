@@ -35,6 +35,15 @@ func Text(literal []byte) (string, error) {
 	return string(text), nil
 }
 
+// name returns the text of a member's name, a valid literal without its quotes.
+func name(inner []byte) string {
+	if bytes.IndexByte(inner, '\\') < 0 {
+		return string(inner)
+	}
+	text, _ := appendText(nil, inner)
+	return string(text)
+}
+
 // appendText appends the text of a valid literal without its quotes. Half a
 // surrogate pair becomes U+FFFD, and whole is false then.
 func appendText(dst, inner []byte) (text []byte, whole bool) {
