@@ -16,9 +16,13 @@ type Answer struct {
 
 	source interface {
 		read(p []byte) (int, error)
+		ready() bool
 		close()
 	}
 }
+
+// Ready reports whether Read certainly would not wait now.
+func (a *Answer) Ready() bool { return a.source.ready() }
 
 // Read reads the answer. It ends with io.EOF, once the turn is stored, or with
 // ErrAborted if the connection is to be broken off; or with the error of Do's context.
@@ -247,6 +251,12 @@ func (r *reader) read(p []byte) (int, error) {
 			return 0, context.Cause(r.ctx)
 		}
 	}
+}
+
+func (r *reader) ready() bool {
+	r.o.mu.Lock()
+	defer r.o.mu.Unlock()
+	return len(r.o.buf) > 0 || r.o.end != nil
 }
 
 func (r *reader) close() { r.o.leave() }

@@ -86,6 +86,8 @@ func (r *recorded) read(p []byte) (int, error) {
 	return n, nil
 }
 
+func (r *recorded) ready() bool { return true }
+
 // close stores that the turn's client has its answer now, if it has (C8).
 func (r *recorded) close() {
 	if r.leave == nil {

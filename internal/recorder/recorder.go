@@ -208,7 +208,7 @@ func (x *exchange) relay(answer *model.Answer) {
 	}
 	x.w.WriteHeader(answer.Status)
 	out := http.NewResponseController(x.w)
-	if h.Get("Content-Length") == "" && x.r.Method != http.MethodHead {
+	if h.Get("Content-Length") == "" && x.r.Method != http.MethodHead && !answer.Ready() {
 		_ = out.Flush() // a client waits for the header of a stream; what goes wrong shows at the first write
 	}
 	buf := make([]byte, 32<<10)
