@@ -25,7 +25,7 @@ var arrows = map[string][]string{
 	"internal/gateway":   {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
 	"internal/recorder":  {"config", "dialect", "fault", "front", "model", "wire"},
 	"internal/tools":     {"fault", "session", "wire"},
-	"internal/responses": {"config", "dialect", "fault", "front", "loop", "model", "session", "sse", "wire"},
+	"internal/responses": {"config", "dialect", "fault", "front", "loop", "model", "session", "sse", "store", "wire"},
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},

@@ -23,7 +23,15 @@ type Responses struct {
 	Parallel     int           // tool calls of one response at the same time; 16
 	MaxResult    int64         // bytes of the text of one tool's result; the rest is cut; 1 MiB
 	ToolSessions ToolSessions
+	Retention    ResponseRetention
 	Egress       Egress
+}
+
+// ResponseRetention says how long responses are kept that have ended.
+type ResponseRetention struct {
+	Age    time.Duration // since one was created; 30 days; 0 is for ever
+	Events time.Duration // for the events of one in the background; 24 h; 0 is as long as the response
+	Size   int64         // bytes of all, as stored; 1 GiB
 }
 
 // ToolSessions says how long a named session keeps what a response has opened in it.
@@ -36,7 +44,10 @@ const (
 )
 
 func defaultResponses() Responses {
-	return Responses{Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, MaxResult: 1 << 20, ToolSessions: ToolSessionsSession}
+	return Responses{
+		Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, MaxResult: 1 << 20, ToolSessions: ToolSessionsSession,
+		Retention: ResponseRetention{Age: 30 * 24 * time.Hour, Events: 24 * time.Hour, Size: 1 << 30},
+	}
 }
 
 // Egress is the "llm.responses.egress" section: where a request may send roundhouse with
@@ -79,6 +90,22 @@ var responsesSection = section[document]{object: object[document]{fields: []fiel
 		options: []ToolSessions{ToolSessionsSession, ToolSessionsRequest},
 		at:      func(d *document) *ToolSessions { return &d.LLM.Responses.ToolSessions },
 	},
+}, {
+	name: "retention",
+	doc:  "How long responses are kept that have ended, to be retrieved and gone on from.",
+	kind: section[document]{object: object[document]{fields: []field[document]{{
+		name: "age",
+		doc:  "How long after a response was created; \"0s\" is for ever.",
+		kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.LLM.Responses.Retention.Age }},
+	}, {
+		name: "events",
+		doc:  "How long the events of a response in the background can be streamed again; \"0s\" is as long as the response is kept.",
+		kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.LLM.Responses.Retention.Events }},
+	}, {
+		name: "size",
+		doc:  "The most that all responses may take in the database, the oldest go first: a number of bytes, or a size such as \"1GiB\".",
+		kind: size[document]{at: func(d *document) *int64 { return &d.LLM.Responses.Retention.Size }},
+	}}}},
 }, {
 	name: "egress",
 	doc:  "Where requests may send roundhouse with a server_url. Public addresses with https always are allowed.",

@@ -51,7 +51,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			}
 			switch value := v.Field(i).Interface().(type) {
 			case []*config.Server, []*config.Upstream, []config.Problem:
-			case config.Sessions, config.Pool, config.Budget, config.PoolRecovery, config.Recovery, config.Health, config.Circuit, config.Gateway, config.Shutdown, config.Autostart, config.Auth, config.LLM, config.Record, config.Retention, config.Responses, config.Egress:
+			case config.Sessions, config.Pool, config.Budget, config.PoolRecovery, config.Recovery, config.Health, config.Circuit, config.Gateway, config.Shutdown, config.Autostart, config.Auth, config.LLM, config.Record, config.Retention, config.Responses, config.ResponseRetention, config.Egress:
 				walk(key+".", v.Field(i))
 			case time.Duration:
 				text, _ := property(t, tree, key)["default"].(string)
@@ -64,6 +64,10 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 				case "stateDir", "store", "llm.record.retention.size", "llm.responses.egress.allow", "socket", "auth.tokens", "publicNames", "allowedOrigins", "pool.budget.mode", "pool.budget.servers", "pool.budget.processes":
 					if d, ok := property(t, tree, key)["default"]; ok {
 						t.Errorf("%s has the default %v", key, d)
+					}
+				case "llm.responses.retention.size":
+					if d := property(t, tree, key)["default"]; d != fmt.Sprintf("%dGiB", value.(int64)>>30) {
+						t.Errorf("%s: the schema says %v", key, d)
 					}
 				case "gateway.maxBody", "llm.maxBody", "llm.maxQueued", "llm.responses.maxResult":
 					if d := property(t, tree, key)["default"]; d != fmt.Sprintf("%dMiB", value.(int64)>>20) {

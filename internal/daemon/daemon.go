@@ -167,7 +167,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
 	s.recorder = recorder.New(recorder.Config{Models: models, MaxBody: cfg.LLM.MaxBody, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.responses = responses.New(responses.Config{
-		Config: s.reloader.current.Load, Models: models, Pass: s.recorder.Serve, Egress: responses.NewEgress(cfg.LLM.Responses.Egress),
+		Config: s.reloader.current.Load, Models: models, Store: recordings, Pass: s.recorder.Serve, Egress: responses.NewEgress(cfg.LLM.Responses.Egress),
 		Engine:  loop.New(loop.Config{Models: models, Sessions: sessions, Limits: cfg.LLM.Responses, Log: log, Events: events}),
 		MaxBody: cfg.LLM.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log,
 	})
@@ -178,6 +178,9 @@ func Run(ctx, hurry context.Context, o Options) error {
 		Version: o.Version, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
 
+	if err := s.responses.Recover(ctx); err != nil {
+		return fmt.Errorf("end the responses that an earlier daemon left: %w", err)
+	}
 	listener, err := listenTCP(ctx, o)
 	if ctx.Err() != nil { // told to stop before it had started
 		if listener != nil {
@@ -205,6 +208,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 		})
 	}
 	watch.Go(func() { models.Tidy(ctx, cfg.Sessions.ExpireAfter) })
+	watch.Go(func() { s.responses.Tidy(ctx) })
 	if o.Load != nil {
 		w := watchFile(cfg.File, log)
 		watch.Go(func() { s.reloader.run(ctx, w, o.Hangup) })

@@ -3,6 +3,7 @@ package loop
 import (
 	"crypto/rand"
 	"encoding/json"
+	"strconv"
 	"strings"
 )
 
@@ -27,6 +28,23 @@ var prefixes = map[ItemType]string{
 
 // NewID returns a random id with a prefix.
 func NewID(prefix string) string { return prefix + strings.ToLower(rand.Text()) }
+
+// ItemID returns the id of an item of a run. It says whose it is, since clients send items
+// back without all that they hold.
+func ItemID(of ItemType, run string, index int) string {
+	return prefixes[of] + strings.TrimPrefix(run, RunPrefix) + "_" + strconv.Itoa(index)
+}
+
+// RunOf returns the run of an item, by its id, and where in its output it stands.
+func RunOf(of ItemType, id string) (run string, index int, ok bool) {
+	rest, ok := strings.CutPrefix(id, prefixes[of])
+	name, number, found := strings.Cut(rest, "_")
+	index, err := strconv.Atoi(number)
+	return RunPrefix + name, index, ok && found && err == nil && index >= 0
+}
+
+// RunPrefix begins the names of runs that are responses.
+const RunPrefix = "resp_"
 
 // The states of items.
 const (

@@ -23,6 +23,7 @@ type Run struct {
 	upstream *model.Upstream
 	asked    map[string]*inputItem   // requests for approval in the input, by id
 	approved []*inputItem            // those of them that were approved, in the order of the answers
+	answers  []string                // the ids of those that the input answers
 	listed   map[string][]ListedTool // what the input says that servers list, by label
 
 	// Owned by the goroutine of Do.
@@ -78,6 +79,10 @@ func newRun(e *Engine, t *Task) (*Run, error) {
 	r.sessions = newToolSessions(e, t)
 	return r, nil
 }
+
+// Answers returns the ids of the requests for approval that the input answers, those aside
+// that it shows to be history.
+func (r *Run) Answers() []string { return r.answers }
 
 // Do works on the task until it is done, tells observe of every step, in order and one at
 // a time, and then cleans up (X4): observe has got Ended by then, so nobody need wait for
@@ -153,7 +158,8 @@ func (r *Run) settle() {
 
 // begin adds an item to the output.
 func (r *Run) begin(of ItemType) *Item {
-	it := &Item{Index: len(r.output), ID: NewID(prefixes[of]), Type: of, Status: StatusInProgress}
+	it := &Item{Index: len(r.output), Type: of, Status: StatusInProgress}
+	it.ID = ItemID(of, r.t.Run, it.Index)
 	if of == ToolList || of == ApprovalRequest {
 		it.Status = "" // they have none
 	}
@@ -381,6 +387,7 @@ func (r *Run) readInput() error {
 			return fmt.Errorf("input[%d]: the request for approval %q was answered already", i, it.RequestID)
 		}
 		answered[it.RequestID] = true
+		r.answers = append(r.answers, it.RequestID)
 		if *it.Approve {
 			if !slices.ContainsFunc(r.t.Servers, func(s Server) bool { return s.Label == request.Label }) {
 				return fmt.Errorf("input[%d]: approves a call of the server %q, which tools does not name", i, request.Label)

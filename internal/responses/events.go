@@ -40,6 +40,9 @@ func (k *part) json() json.RawMessage {
 
 var noLogprobs = json.RawMessage("[]")
 
+// itemDone tells that an item stays as it is.
+const itemDone = "response.output_item.done"
+
 // observe takes a step of the loop.
 func (t *teller) observe(e loop.Event) {
 	it := &e.Item
@@ -134,5 +137,6 @@ func (t *teller) done(it *loop.Item) {
 	case it.Type == loop.ToolCall:
 		t.aboutItem("response.mcp_call.failed", it)
 	}
-	t.r.tell("response.output_item.done", "output_index", it.Index, "item", it.JSON())
+	t.r.tell(itemDone, "output_index", it.Index, "item", it.JSON())
+	t.r.checkpoint()
 }

@@ -28,6 +28,7 @@ import (
 	"roundhouse/internal/loop"
 	"roundhouse/internal/model"
 	"roundhouse/internal/sse"
+	"roundhouse/internal/store"
 )
 
 // Config is what New needs.
@@ -35,6 +36,7 @@ type Config struct {
 	Config func() *config.Config // as it is now
 	Models *model.Models
 	Engine *loop.Engine
+	Store  *store.Store // keeps responses; nil without upstreams, where none is made
 	// Pass serves what is no business of this face's, as any other request of a model API.
 	Pass          front.HandlerFunc
 	Egress        *Egress       // where requests may send roundhouse with a server_url
@@ -78,6 +80,10 @@ func New(cfg Config) *Face {
 func (f *Face) Register(d *front.Front) {
 	for _, prefix := range []string{"", "/sessions/{id}"} {
 		d.HandleModel("POST "+prefix+"/v1/responses", f.create)
+		d.HandleModel("GET "+prefix+"/v1/responses/{response}", f.manage((*exchange).retrieve))
+		d.HandleModel("DELETE "+prefix+"/v1/responses/{response}", f.manage((*exchange).remove))
+		d.HandleModel("POST "+prefix+"/v1/responses/{response}/cancel", f.manage((*exchange).cancel))
+		d.HandleModel("GET "+prefix+"/v1/responses/{response}/input_items", f.manage((*exchange).inputItems))
 	}
 }
 
@@ -134,7 +140,7 @@ func (f *Face) create(w http.ResponseWriter, r *http.Request, c front.Caller) {
 	}
 	defer release()
 	req, fail := f.parse(r.Context(), body)
-	if fail == nil && !req.mcp && x.passes(req) || fail != nil && x.passesOn(body) {
+	if fail == nil && !req.mcp && x.passes(req) && !x.ours(req.previous) || fail != nil && x.passesOn(body) {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		f.cfg.Pass(w, r, c)
 		return
@@ -198,6 +204,15 @@ func (x *exchange) passesOn(body []byte) bool {
 	return err == nil && chosen == u
 }
 
+// ours reports whether a response is one that was made here.
+func (x *exchange) ours(id string) bool {
+	if id == "" {
+		return false
+	}
+	_, err := x.find(x.r.Context(), x.caller.Principal, id)
+	return !isUnknown(err)
+}
+
 // answer runs the loop for a request, and answers with what comes of it. Its error is
 // told before anything is answered.
 func (x *exchange) answer(req *request) error {
@@ -210,6 +225,11 @@ func (x *exchange) answer(req *request) error {
 	}
 	if req.stream {
 		x.stream(r, 0)
+		return nil
+	}
+	if req.background {
+		_, object := r.snapshot()
+		x.write(http.StatusOK, object)
 		return nil
 	}
 	object, out, err := r.wait(x.r.Context())
@@ -235,30 +255,70 @@ func (x *exchange) begin(req *request) (*run, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(x.ctx)
-	r := newRun(x.caller.Principal, req, cancel)
+	if req.background && !req.store {
+		return nil, refused("background needs store: what is not stored cannot be asked for later")
+	}
 	task := req.task
-	task.Principal, task.Session, task.Run, task.Policy, task.Header = x.caller.Principal, name, r.id, policy, x.r.Header
+	task.Principal, task.Session, task.Policy, task.Header = x.caller.Principal, name, policy, x.r.Header
+	if req.previous != "" {
+		if err := x.continued(x.r.Context(), &task, req.previous); err != nil {
+			return nil, err
+		}
+	}
+	if err := x.complete(x.r.Context(), &task); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancelCause(x.ctx)
+	r := newRun(req, &task, cancel)
+	if req.store {
+		r.keep = func(object []byte, events []entry, running bool) {
+			if err := x.save(r, object, events, running); err != nil {
+				x.log.Error("a response could not be stored", "response", r.id, "err", err)
+			}
+		}
+	}
+	task.Run = r.id
 	work, err := x.cfg.Engine.Prepare(task)
+	if err == nil {
+		err = x.enter(r)
+	}
 	if err != nil {
 		cancel(nil)
 		return nil, err
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.closed {
+	if err := x.answerApprovals(x.r.Context(), r, work.Answers()); err != nil {
 		cancel(nil)
-		return nil, errShutdown
+		x.leave(r)
+		return nil, err
 	}
-	x.runs[r.id] = r
 	if req.background {
 		r.become(statusQueued, nil)
 	}
-	x.wg.Go(func() {
+	go func() { // joined by Close
+		defer x.leave(r)
 		defer cancel(nil)
 		x.work(ctx, r, work)
-	})
+	}()
 	return r, nil
+}
+
+// enter adds a run to those under way; leave takes it out again.
+func (f *Face) enter(r *run) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return errShutdown
+	}
+	f.runs[r.id] = r
+	f.wg.Add(1)
+	return nil
+}
+
+func (f *Face) leave(r *run) {
+	f.mu.Lock()
+	delete(f.runs, r.id)
+	f.mu.Unlock()
+	f.wg.Done()
 }
 
 // work is the life of a run.
@@ -267,9 +327,6 @@ func (f *Face) work(ctx context.Context, r *run, work *loop.Run) {
 	t := &teller{r: r, parts: map[int]*part{}}
 	work.Do(ctx, t.observe)
 	close(r.ended)
-	f.mu.Lock()
-	delete(f.runs, r.id)
-	f.mu.Unlock()
 }
 
 // stream sends the events of a run from the nth on.

@@ -97,7 +97,7 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	cfg := config.Defaults()
 	cfg.Servers, cfg.LLM = w.servers, w.llm
 	w.face = responses.New(responses.Config{
-		Config: func() *config.Config { return cfg }, Models: w.models, Pass: rc.Serve, Egress: responses.NewEgress(w.llm.Responses.Egress),
+		Config: func() *config.Config { return cfg }, Models: w.models, Store: st, Pass: rc.Serve, Egress: responses.NewEgress(w.llm.Responses.Egress),
 		Engine:  loop.New(loop.Config{Models: w.models, Sessions: w.sessions, Limits: w.llm.Responses, Events: w.events}),
 		MaxBody: w.llm.MaxBody, KeepAlive: time.Second,
 	})

@@ -3,8 +3,10 @@ package responses
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"roundhouse/internal/loop"
@@ -29,9 +31,16 @@ type run struct {
 	id        string
 	principal string
 	request   *request
+	input     []json.RawMessage // all that the model is given, of earlier responses too
+	session   string            // that the request named, or the one that it goes on from; "" is none
 	created   time.Time
 	cancel    context.CancelCauseFunc // ends the loop; its cause says why
 	ended     chan struct{}           // closed when the loop and its clean-up have ended
+	// keep stores the response as it is; running says that more will come. nil is for one
+	// that is not stored.
+	keep func(object []byte, events []entry, running bool)
+
+	deleted atomic.Bool // it is not to be stored any more
 
 	mu     sync.Mutex
 	events []entry // by sequence number
@@ -49,9 +58,9 @@ type entry struct {
 	data []byte // JSON
 }
 
-func newRun(principal string, req *request, cancel context.CancelCauseFunc) *run {
+func newRun(req *request, task *loop.Task, cancel context.CancelCauseFunc) *run {
 	return &run{
-		id: loop.NewID("resp_"), principal: principal, request: req, created: time.Now(), cancel: cancel,
+		id: loop.NewID("resp_"), principal: task.Principal, request: req, input: task.Input, session: task.Session, created: time.Now(), cancel: cancel,
 		ended: make(chan struct{}), grew: make(chan struct{}),
 	}
 }
@@ -64,9 +73,21 @@ func (r *run) tell(kind string, members ...any) {
 }
 
 func (r *run) tellLocked(kind string, members ...any) {
+	r.appendLocked(newEntry(len(r.events), kind, members...))
+}
+
+func (r *run) appendLocked(events ...entry) {
+	r.events = append(r.events, events...)
+	close(r.grew)
+	r.grew = make(chan struct{})
+}
+
+// newEntry returns the event with the sequence number n. members are names and JSON values
+// in turn.
+func newEntry(n int, kind string, members ...any) entry {
 	b := append([]byte(`{"type":`), wire.Quote(kind)...)
 	b = append(b, `,"sequence_number":`...)
-	b = strconv.AppendInt(b, int64(len(r.events)), 10)
+	b = strconv.AppendInt(b, int64(n), 10)
 	for i := 0; i < len(members); i += 2 {
 		b = append(append(append(b, ',', '"'), members[i].(string)...), '"', ':')
 		switch v := members[i+1].(type) {
@@ -80,30 +101,57 @@ func (r *run) tellLocked(kind string, members ...any) {
 			b = append(b, v...)
 		}
 	}
-	r.events = append(r.events, entry{kind, append(b, '}')})
-	close(r.grew)
-	r.grew = make(chan struct{})
+	return entry{kind, append(b, '}')}
 }
 
 // become tells that the response as a whole is in another state. out is what has come of
 // it, nil before its end. An end is told once; what comes after it is dropped.
+//
+// A response in the background is stored in each state, and any other at its end, before
+// that is told: who has seen the end finds the response.
 func (r *run) become(status string, out *loop.Outcome) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.over {
+	events, over := r.events, r.over // nobody else appends
+	r.mu.Unlock()
+	if over {
 		return
 	}
-	r.status = status
-	r.object = r.render(status, out)
-	kinds := []string{"response." + status}
-	if len(r.events) == 0 { // each begins with its creation
-		kinds = []string{"response.created", "response." + status}
+	object := r.render(status, out)
+	kinds := []string{lifecycle(status)}
+	if len(events) == 0 { // each begins with its creation
+		kinds = []string{"response.created", lifecycle(status)}
 	}
-	for i, kind := range kinds {
-		r.over = out != nil && i == len(kinds)-1
-		r.outcome = out
-		r.tellLocked(kind, "response", r.object)
+	var news []entry
+	for _, kind := range kinds {
+		news = append(news, newEntry(len(events)+len(news), kind, "response", object))
 	}
+	if r.keep != nil && (out != nil || r.request.background) {
+		r.keep(object, slices.Concat(events, news), out == nil)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status, r.object, r.outcome, r.over = status, object, out, out != nil
+	r.appendLocked(news...)
+}
+
+// lifecycle is the event that tells of a state. The API has none for a response that was
+// cancelled, and clients know no others.
+func lifecycle(status string) string {
+	if status == statusCancelled {
+		status = statusIncomplete
+	}
+	return "response." + status
+}
+
+// checkpoint stores what a response in the background has done so far.
+func (r *run) checkpoint() {
+	if r.keep == nil || !r.request.background {
+		return
+	}
+	r.mu.Lock()
+	events, object := r.events, r.object
+	r.mu.Unlock()
+	r.keep(object, events, true)
 }
 
 // after waits until there are events behind the first n, or all have been read, or ctx
@@ -139,4 +187,11 @@ func (r *run) wait(ctx context.Context) ([]byte, *loop.Outcome, error) {
 		}
 		n += len(events)
 	}
+}
+
+// snapshot returns the response as it is.
+func (r *run) snapshot() (status string, object []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status, r.object
 }
