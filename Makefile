@@ -36,7 +36,7 @@ fuzz:
 
 # interop runs official SDKs of three languages, official servers, the official conformance suite and real
 # agents against the built binary.
-SUITES := interop interop/conformance interop/agents interop/model
+SUITES := interop interop/conformance interop/agents interop/model interop/responses
 
 interop: build $(SUITES:%=%/node_modules/.package-lock.json) interop/python/.venv/installed interop/model/.venv/installed
 	for suite in $(SUITES); do (cd $$suite && ROUNDHOUSE_BIN=$(CURDIR)/$(BIN) npm test --silent) || exit 1; done

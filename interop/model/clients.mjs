@@ -75,13 +75,14 @@ class JavaScript {
   end() {}
 }
 
-class Python {
+/** A program in Python that is told what to ask, one JSON object a line, and tells what came of it. */
+export class Python {
   #waiting = new Map();
   #count = 0;
   #child;
 
-  constructor() {
-    this.#child = spawn(python, [join(here, 'client.py')], { stdio: ['pipe', 'pipe', 'inherit'] });
+  constructor(file) {
+    this.#child = spawn(python, [file], { stdio: ['pipe', 'pipe', 'inherit'] });
     const fail = (why) => {
       for (const { fail } of this.#waiting.values()) fail(why);
     };
@@ -109,7 +110,7 @@ class Python {
 
 /** Starts the clients of both languages. They end with the test. */
 export function startClients(t) {
-  const clients = { JavaScript: new JavaScript(), Python: new Python() };
+  const clients = { JavaScript: new JavaScript(), Python: new Python(join(here, 'client.py')) };
   t.after(() => Object.values(clients).forEach((client) => client.end()));
   return clients;
 }
