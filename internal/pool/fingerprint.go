@@ -96,6 +96,9 @@ func fingerprint(key []byte, w Want) string {
 		id.Capabilities = string(w.Capabilities)
 	}
 	for name, value := range s.Headers {
+		if s.Sharing == config.Session && strings.EqualFold(name, "X-Session-Id") {
+			continue // it says which session the connection is for, not what server it leads to
+		}
 		id.Headers[strings.ToLower(name)] = value.Reveal()
 	}
 	if !s.ShareAcrossPrincipals {

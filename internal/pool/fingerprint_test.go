@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net"
 	"reflect"
 	"slices"
 	"strings"
@@ -48,6 +49,7 @@ var excluded = []string{
 	"IncludeTools", "ExcludeTools", // each session filters for itself
 	"ForwardHeaders",       // their values are among Headers
 	"Injected",             // such a server is never looked up
+	"Dialer",               // nor is one that a request named
 	"Description", "Trust", // for people and other hosts
 }
 
@@ -57,6 +59,10 @@ func TestEveryFieldOfAServerIsInTheFingerprintOrExcluded(t *testing.T) {
 	for _, path := range fieldsOf(reflect.TypeFor[config.Server](), "") {
 		t.Run(path, func(t *testing.T) {
 			changed := printOf(func(w *Want) {
+				if path == "Dialer" {
+					w.Server.Dialer = &net.Dialer{}
+					return
+				}
 				v := reflect.ValueOf(w.Server).Elem()
 				for name := range strings.SplitSeq(path, ".") {
 					v = v.FieldByName(name)
@@ -298,5 +304,24 @@ func TestOnlySharedServersAreShared(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// X4: the name of the session, which a server that is not shared is told, does not make it
+// another server: what is known of one is known for all sessions.
+func TestTheNameOfTheSessionIsNotInTheFingerprint(t *testing.T) {
+	with := func(sharing config.Sharing, id string) string {
+		return printOf(func(w *Want) {
+			w.Server.Sharing = sharing
+			if id != "" {
+				w.Server.Headers = map[string]secret.String{"X-Session-Id": secret.New(id)}
+			}
+		})
+	}
+	if with(config.Session, "a") != with(config.Session, "b") {
+		t.Error("sessions have servers of their own each")
+	}
+	if with(config.Shared, "a") == with(config.Shared, "b") {
+		t.Error("a configured header of a shared server is left out")
 	}
 }

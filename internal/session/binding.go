@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -14,6 +15,7 @@ import (
 	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
 	"roundhouse/internal/pool"
+	"roundhouse/internal/secret"
 	"roundhouse/internal/wire"
 )
 
@@ -249,7 +251,7 @@ func (b *binding) tryAcquire(ctx context.Context, server *config.Server) (*pool.
 	if err != nil {
 		return nil, nil, fault.New(fault.BadRequest, "%w", err)
 	}
-	w := pool.Want{Server: resolved, Principal: b.s.principal, Capabilities: b.capabilities, Era: b.era, Only: b.only, Listener: b, Narrow: b.narrow}
+	w := pool.Want{Server: b.named(resolved), Principal: b.s.principal, Capabilities: b.capabilities, Era: b.era, Only: b.only, Listener: b, Narrow: b.narrow}
 	if server.NeedsWorkspace() {
 		w.Workspace = b.s.workspace
 	}
@@ -259,6 +261,25 @@ func (b *binding) tryAcquire(ctx context.Context, server *config.Server) (*pool.
 	}
 	return holder, att, err
 }
+
+// named is a remote server that is not shared, told which session its connection is for: the
+// name is ours, whatever anybody has sent for that header (X4).
+func (b *binding) named(server *config.Server) *config.Server {
+	if server.Sharing != config.Session || server.Transport == config.Stdio {
+		return server
+	}
+	v := *server
+	v.Headers = maps.Clone(server.Headers)
+	if v.Headers == nil {
+		v.Headers = map[string]secret.String{}
+	}
+	maps.DeleteFunc(v.Headers, func(name string, _ secret.String) bool { return strings.EqualFold(name, sessionHeader) })
+	v.Headers[sessionHeader] = secret.New(b.s.id)
+	return &v
+}
+
+// sessionHeader tells a remote server the session.
+const sessionHeader = "X-Session-Id"
 
 // errShakeHands is the answer to a request that names no session and wants a server that
 // keeps something of its clients.
