@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -47,6 +48,7 @@ type world struct {
 	events   *event.Feed
 	servers  []*config.Server
 	llm      config.LLM
+	log      lines // of the sessions
 
 	mu      sync.Mutex
 	script  []http.HandlerFunc // of the model, one a call; the last one stays
@@ -84,10 +86,10 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	}
 	w.store = st
 	w.events = event.NewFeed()
-	shared := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Minute})
+	shared := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Minute, Events: w.events})
 	starter := instance.NewStarter(instance.StarterConfig{Pool: shared, Base: t.TempDir()})
 	instances := instance.New(instance.Config{Launcher: starter})
-	w.sessions = session.NewManager(session.Config{Pool: shared, Instances: instances, Events: w.events, Settings: session.Settings{Servers: w.servers, Limits: config.Defaults().Sessions, ListWait: patience}})
+	w.sessions = session.NewManager(session.Config{Pool: shared, Instances: instances, Events: w.events, Log: slog.New(slog.NewTextHandler(&w.log, nil)), Settings: session.Settings{Servers: w.servers, Limits: config.Defaults().Sessions, ListWait: patience}})
 	w.models = model.New(model.Config{LLM: w.llm, Store: st, Dir: t.TempDir(), WriteDeadline: patience})
 	f, err := front.New(front.Config{})
 	if err != nil {
@@ -542,3 +544,21 @@ func want(t testing.TB, v any, pairs ...any) {
 }
 
 var errBroken = errors.New("it does not start")
+
+// lines keeps what is logged.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}

@@ -1,0 +1,235 @@
+package responses_test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/event"
+	"roundhouse/internal/store"
+)
+
+// B.2: the events about a call of a server's tool, and about a list, in their order.
+func TestOrderOfEvents(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		stream(delta(map[string]any{"reasoning_content": "hm"}), delta(map[string]any{"content": "I look."}),
+			delta(map[string]any{"tool_calls": []any{map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "a__echo", "arguments": ""}}}}),
+			delta(map[string]any{"tool_calls": []any{map[string]any{"index": 0, "function": map[string]any{"arguments": `{"n":`}}}}),
+			delta(map[string]any{"tool_calls": []any{map[string]any{"index": 0, "function": map[string]any{"arguments": `1}`}}}}), finish("tool_calls"))(rw, r)
+	}, says("ok"))
+	events := w.streamed(`{"model":"m","input":"go","stream":true,` + oneServer + `}`)
+	checkOrder(t, events)
+	wanted := strings.Fields(`created in_progress
+		output_item.added mcp_list_tools.in_progress mcp_list_tools.completed output_item.done
+		output_item.added content_part.added reasoning_text.delta reasoning_text.done content_part.done output_item.done
+		output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done
+		output_item.added mcp_call.in_progress mcp_call_arguments.delta mcp_call_arguments.delta mcp_call_arguments.done mcp_call.completed output_item.done
+		output_item.added content_part.added output_text.delta output_text.delta output_text.done content_part.done output_item.done
+		completed`)
+	if got := kinds(events); !slices.Equal(got, wanted) {
+		t.Errorf("got  %q\nwant %q", got, wanted)
+	}
+	want(t, events[2], "item.tools.0", nil, "item.server_label", "a")
+	want(t, events[5], "item.tools.1.name", "act")
+	i := slices.Index(kinds(events), "mcp_call_arguments.done")
+	want(t, events[i], "arguments", `{"n":1}`)
+	want(t, events[i+1], "item_id", at(events[i+2], "item.id"))
+	// The model is reminded of what it thought (which engines want while it works with tools).
+	want(t, w.prompts()[1], "messages.1.content", "I look.", "messages.1.reasoning_content", "hm")
+}
+
+// B.5.4: calls of a turn are made at the same time, and told of in their order; with
+// parallel_tool_calls false only the first one counts.
+func TestParallelCalls(t *testing.T) {
+	w := newWorld(t, nil)
+	second := make(chan struct{})
+	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) { // waits for the other
+		select {
+		case <-second:
+		case <-time.After(patience):
+		}
+		return `{"content":[{"type":"text","text":"first"}]}`, ""
+	})
+	var once sync.Once
+	w.does("b.act", func(string, <-chan struct{}, func(int)) (string, string) {
+		once.Do(func() { close(second) })
+		return `{"content":[{"type":"text","text":"second"}]}`, ""
+	})
+	script := []http.HandlerFunc{calls(call{"1", "a__act", "{}"}, call{"2", "b__act", "{}"}), says("done")}
+	w.answers(script...)
+	events := w.streamed(`{"model":"m","input":"go","stream":true,` + threeServers + `}`)
+	checkOrder(t, events)
+	want(t, events[len(events)-1], "response.output.3.output", "first", "response.output.4.output", "second")
+	want(t, w.prompts()[1], "messages.2.content", "first", "messages.3.content", "second")
+
+	w.answers(script...)
+	o := w.post(`{"model":"m","input":"go","parallel_tool_calls":false,` + threeServers + `}`).object(t)
+	want(t, o, "parallel_tool_calls", false, "output.3.output", "first", "output.4.type", "message")
+	p := w.prompts()
+	want(t, p[0], "parallel_tool_calls", false)
+	want(t, p[1], "messages.1.tool_calls.0.id", "1", "messages.1.tool_calls.1", nil, "messages.3", nil)
+}
+
+// I2: calls of an instance come one after the other.
+func TestCallsOfAnInstanceComeOneAfterTheOther(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		s := w.servers[0]
+		s.Sharing, s.Instances = config.Exclusive, config.Instances{Max: 1, IdleTimeout: time.Minute, MaxWait: patience, OnRelease: config.ReleaseDestroy}
+	})
+	var mu sync.Mutex
+	now, most := 0, 0
+	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {
+		mu.Lock()
+		now++
+		most = max(most, now)
+		mu.Unlock()
+		time.Sleep(20 * time.Millisecond)
+		mu.Lock()
+		now--
+		mu.Unlock()
+		return `{"content":[]}`, ""
+	})
+	w.answers(calls(call{"1", "a__act", "{}"}, call{"2", "a__act", `{"n":2}`}, call{"3", "a__act", `{"n":3}`}), says("done"))
+	want(t, w.post(`{"model":"m","input":"go",`+oneServer+`}`).object(t), "status", "completed", "output.3.status", "completed")
+	if most != 1 {
+		t.Errorf("%d at once", most)
+	}
+}
+
+// tool_choice decides the first turn: among all, one server's tools, one tool or one function.
+func TestToolChoice(t *testing.T) {
+	tools := `"tools":[{"type":"function","name":"f"},{"type":"mcp","server_label":"a","require_approval":"never"},{"type":"mcp","server_label":"b","require_approval":"never"}]`
+	for choice, wants := range map[string][]any{
+		`"none"`:                         {"tool_choice", "none"},
+		`"required"`:                     {"tool_choice", "required"},
+		`{"type":"function","name":"f"}`: {"tool_choice.function.name", "f"},
+		`{"type":"mcp","server_label":"b","name":"act"}`:                                                                        {"tool_choice.function.name", "b__act", "tools.4.function.name", "b__act"},
+		`{"type":"mcp","server_label":"b"}`:                                                                                     {"tool_choice", "required", "tools.0.function.name", "b__echo", "tools.1.function.name", "b__act", "tools.2", nil},
+		`{"type":"allowed_tools","mode":"auto","tools":[{"type":"mcp","server_label":"a"}]}`:                                    {"tool_choice", nil, "tools.0.function.name", "a__echo", "tools.2", nil},
+		`{"type":"allowed_tools","mode":"required","tools":[{"type":"mcp","server_label":"a"},{"type":"function","name":"f"}]}`: {"tool_choice", "required", "tools.0.function.name", "f", "tools.3", nil},
+	} {
+		w := newWorld(t, nil)
+		w.answers(calls(call{"1", "a__echo", "{}"}), says("done"))
+		w.post(`{"model":"m","input":"go","tool_choice":` + choice + `,` + tools + `}`)
+		p := w.prompts()
+		want(t, p[0], wants...)
+		if len(p) > 1 {
+			want(t, p[1], "tool_choice", nil) // else it would call for ever
+		}
+	}
+}
+
+// X7: each model call of the loop is a recorded turn of the session, each call of a tool an
+// event of it.
+func TestModelCallsAreTurnsAndToolCallsEvents(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"1", "a__echo", "{}"}), says("done"))
+	w.post(`{"model":"m","input":"go",`+oneServer+`}`, "X-Session-Id", "mine")
+	var turns []store.Call
+	for c, err := range w.store.Calls(t.Context(), store.CallFilter{Session: store.Of(store.SessionKey{Principal: "local", ID: "mine", Incarnation: 1})}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		turns = append(turns, c)
+	}
+	if len(turns) != 2 || turns[0].API != "chat" || turns[1].Result == nil || turns[1].Result.Outcome != store.Complete {
+		t.Errorf("%d turns: %+v", len(turns), turns)
+	}
+	events, _, _ := w.events.After(0)
+	i := slices.IndexFunc(events, func(e event.Event) bool { return e.Kind == event.ToolCalled })
+	if i < 0 || events[i].Session != "mine" || events[i].Server != "a" || events[i].Tool != "echo" || events[i].Outcome != "completed" || events[i].Principal != "local" {
+		t.Errorf("%+v", events)
+	}
+}
+
+// X1, B.4: a server by its address, with the request's headers; what they may not be, and what
+// is nobody's to see.
+func TestServersByAddress(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "tools.example"}}
+	})
+	w.answers(calls(call{"1", "far__echo", "{}"}), says("done"))
+	entry := `{"type":"mcp","server_label":"far","server_url":"http://tools.example/mcp?key=s3cret","authorization":"s3cret","require_approval":"never",
+		"headers":{"X-Key":"s3cret","x-session-id":"evil","X-SESSION-ID":"evil","mcp-session-id":"evil","Host":"evil","Cookie":"evil","AUTHORIZATION":"evil"}}`
+	body := `{"model":"m","input":"go","tools":[` + entry + `]}`
+	g := w.post(body)
+	want(t, g.object(t), "status", "completed", "output.1.output", "echo {}", "tools.0.server_url", "http://tools.example/mcp", "tools.0.authorization", nil, "tools.0.headers.X-Key", "***")
+	if strings.Contains(g.body, "s3cret") || strings.Contains(g.body, "evil") {
+		t.Errorf("a secret is shown: %s", g.body)
+	}
+	w.mu.Lock()
+	s := w.dialled[0]
+	w.mu.Unlock()
+	if s.URL.Reveal() != "http://tools.example/mcp?key=s3cret" || s.Headers["X-Key"].Reveal() != "s3cret" || s.Headers["Authorization"].Reveal() != "Bearer s3cret" || s.Dialer == nil {
+		t.Errorf("dialled %+v", s)
+	}
+	own := ""
+	for name, value := range s.Headers { // X4
+		switch {
+		case strings.EqualFold(name, "X-Session-Id"):
+			own += value.Reveal()
+		case value.Reveal() == "evil":
+			t.Errorf("%s was passed on", name)
+		}
+	}
+	if own != g.object(t)["id"] {
+		t.Errorf("X-Session-Id is %q", own)
+	}
+	w.until("it is closed", func() bool { return count(w.noted(), "close "+s.Name) == 1 })
+	if n := w.noted(); count(n, "cleanup "+s.Name) != 1 {
+		t.Errorf("the ledger is %q", n)
+	}
+
+	for address, why := range map[string]string{
+		"http://127.0.0.1/": "no public address", "http://example.com/": "https", "http://user:pw@tools.example/": "credentials", "ftp://tools.example/": "https://",
+	} {
+		g := w.post(strings.Replace(body, "http://tools.example/mcp?key=s3cret", address, 1))
+		if g.status != http.StatusBadRequest || !strings.Contains(g.body, why) || strings.Contains(g.body, "s3cret") || strings.Contains(g.body, "pw") {
+			t.Errorf("%s: %d %s", address, g.status, g.body)
+		}
+	}
+}
+
+// B.4, X2: in a named session a server by its address stays open for the next request with the
+// same headers, and one with others is another one. Nobody else sees either.
+func TestServersByAddressInANamedSession(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "tools.example"}}
+	})
+	script := []http.HandlerFunc{calls(call{"1", "far__echo", "{}"}), says("done")}
+	w.answers(slices.Concat(script, script, script)...)
+	for _, token := range []string{"one", "one", "two"} {
+		body := `{"model":"m","input":"go","tools":[{"type":"mcp","server_label":"far","server_url":"http://tools.example/","authorization":"` + token + `","require_approval":"never"}]}`
+		want(t, w.post(body, "X-Session-Id", "mine").object(t), "status", "completed", "output.1.status", "completed")
+	}
+	w.mu.Lock()
+	dialled := len(w.dialled)
+	w.mu.Unlock()
+	if dialled != 2 {
+		t.Errorf("%d connections", dialled)
+	}
+	if len(w.sessions.Injected("local", true)) != 0 {
+		t.Error("it is listed among the session's servers")
+	}
+}
+
+// X4, K1: what of a request's headers a configured server gets is what its entry names.
+func TestHeadersForConfiguredServers(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		w.servers[0].Transport, w.servers[0].ForwardHeaders = config.HTTP, []string{"X-Tenant", "Authorization"}
+	})
+	w.answers(says("done"))
+	g := w.post(`{"model":"m","input":"go","tools":[{"type":"mcp","server_label":"a","authorization":"s3cret","headers":{"x-tenant":"t1","x-session-id":"evil"}}]}`)
+	want(t, g.object(t), "status", "completed")
+	w.mu.Lock()
+	s := w.dialled[0]
+	w.mu.Unlock()
+	if s.Headers["X-Tenant"].Reveal() != "t1" || s.Headers["Authorization"].Reveal() != "Bearer s3cret" || s.Headers["X-Session-Id"].Reveal() != g.object(t)["id"] || len(s.Headers) != 3 {
+		t.Errorf("dialled with %d headers: %+v", len(s.Headers), s.Headers)
+	}
+}
