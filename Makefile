@@ -24,10 +24,11 @@ test:
 	$(GO) test -race -timeout 10m ./...
 
 # chaos has 200 sessions call ten servers that are killed, restarted and configured anew for a
-# minute, and kills the daemon 200 times while 64 recorded streams flow; "make test" does the
-# same for seconds.
+# minute, kills the daemon 200 times while 64 recorded streams flow, and has 10,000 streams come
+# before their requests have been read; "make test" does the same for seconds.
 chaos:
 	ROUNDHOUSE_CHAOS=60s ROUNDHOUSE_KILLS=200 $(GO) test -race -count=1 -timeout 15m -run 'TestChaos|TestKilledDaemonLosesNoTurn' -v ./internal/daemon/
+	ROUNDHOUSE_STREAMS=10000 $(GO) test -count=1 -timeout 10m -run TestUpstreamThatAnswersAtOnce -v ./internal/recorder/
 
 # fuzz gives every fuzz target 2000 inputs, starting from the corpora in testdata/fuzz.
 # What fails is written there. For longer: scripts/fuzz 1m

@@ -16,7 +16,7 @@ import (
 // prepared is a call with everything that is decided before it is sent.
 type prepared struct {
 	call     Call
-	upstream *Upstream
+	upstream *Upstream // nil if none serves the model
 	policy   config.RecordPolicy
 	key      store.SessionKey // unless policy is off
 	forward  *dialect.Call
@@ -25,16 +25,17 @@ type prepared struct {
 
 // prepare decides where a call goes and how it is recorded. The error is an *Error.
 func (m *Models) prepare(ctx context.Context, c Call) (*prepared, error) {
-	u, err := m.Choose(c.API, c.model())
-	if err != nil {
-		return nil, err
-	}
-	p := &prepared{call: c, upstream: u, start: time.Now()}
+	p := &prepared{call: c, start: time.Now()}
+	var refusal *Error
+	p.upstream, refusal = m.choose(c.API, c.model())
 	if err := m.decide(ctx, p); err != nil {
 		return nil, err
 	}
-	if c.Request == nil && p.policy == config.RecordTrain && encodingOf(c.Header) != "" {
-		return nil, refuse(http.StatusUnsupportedMediaType, nil, "a request that is recorded must not be encoded (Content-Encoding: %.50s)", encodingOf(c.Header))
+	if encoding := encodingOf(c.Header); refusal == nil && c.Request == nil && p.policy == config.RecordTrain && encoding != "" {
+		refusal = refuse(http.StatusUnsupportedMediaType, nil, "a request that is recorded must not be encoded (Content-Encoding: %.50s)", encoding)
+	}
+	if refusal != nil {
+		return nil, m.refused(ctx, p, refusal)
 	}
 	p.forward = p.body()
 	return p, nil
@@ -50,6 +51,8 @@ func (m *Models) decide(ctx context.Context, p *prepared) error {
 	case c.Policy == config.RecordOff, c.Policy == "" && refuses, m.cfg.Store == nil:
 		p.policy = config.RecordOff
 		return nil
+	case c.Session != "" && p.upstream == nil:
+		p.policy = cmp.Or(c.Policy, record.Policy)
 	case c.Session != "":
 		p.policy = cmp.Or(c.Policy, p.upstream.cfg.Policy, record.Policy)
 	case record.Unnamed != config.RecordOff:

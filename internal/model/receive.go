@@ -140,8 +140,12 @@ func (t *turn) interrupted(e *ending, cause error) {
 	}
 }
 
+// maxEvent is how long one event of a stream may be, unless llm.maxBody is less.
+const maxEvent = 64 << 20
+
 func (t *turn) options() dialect.Options {
-	return dialect.Options{Lenient: !t.trains(), MaxAnswer: int(t.m.cfg.LLM.MaxBody)}
+	limit := int(t.m.cfg.LLM.MaxBody)
+	return dialect.Options{Lenient: !t.trains(), MaxEvent: min(limit, maxEvent), MaxAnswer: limit}
 }
 
 // receiveStream passes on a stream up to its terminal event, which is held (C4).

@@ -100,9 +100,13 @@ func (t *turn) drain(rest io.ReadCloser) {
 
 // intent is the call's row.
 func (t *turn) intent() store.Call {
+	upstream := ""
+	if t.upstream != nil {
+		upstream = t.upstream.cfg.Name
+	}
 	return store.Call{
 		Session: t.key, ID: t.id, Attempt: t.call.Retries + 1, API: t.call.API.String(), Endpoint: t.call.Path, Model: t.call.model(),
-		Upstream: t.upstream.cfg.Name, Policy: store.Policy(t.policy), Stream: t.call.Request != nil && t.call.Request.Stream,
+		Upstream: upstream, Policy: store.Policy(t.policy), Stream: t.call.Request != nil && t.call.Request.Stream,
 		Start: t.start, Header: t.call.Header, Request: store.Pack(t.call.Body),
 	}
 }

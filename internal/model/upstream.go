@@ -66,6 +66,14 @@ func (m *Models) Upstreams() []*Upstream { return m.upstreams }
 // for Messages an Anthropic, for Responses one that speaks it, or else the one without
 // globs or the first. The error is an *Error.
 func (m *Models) Choose(api dialect.API, model string) (*Upstream, error) {
+	u, refusal := m.choose(api, model)
+	if refusal != nil {
+		return nil, refusal
+	}
+	return u, nil
+}
+
+func (m *Models) choose(api dialect.API, model string) (*Upstream, *Error) {
 	suits := func(u *Upstream) bool { return api != dialect.Responses || u.cfg.Responses }
 	var fallback, first *Upstream
 	for _, u := range m.upstreams {

@@ -162,7 +162,25 @@ func (w *world) do(method, path, body string, header ...string) got {
 	if body != "" && req.Header.Get("Content-Type") == "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := (&http.Transport{DisableCompression: true, DisableKeepAlives: true}).RoundTrip(req)
+	return exchange(&http.Transport{DisableCompression: true, DisableKeepAlives: true}, req)
+}
+
+// send sends a body of unknown length, on a connection that is to stay, for which net/http
+// reads what is left of a body. It may be called by several goroutines.
+func (w *world) send(path, kind string, body io.Reader) got {
+	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, w.url+path, body)
+	if err != nil {
+		return got{err: err}
+	}
+	req.Header.Set("Content-Type", kind)
+	transport := &http.Transport{DisableCompression: true}
+	defer transport.CloseIdleConnections()
+	return exchange(transport, req)
+}
+
+// exchange sends a request and reads its answer.
+func exchange(transport *http.Transport, req *http.Request) got {
+	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		return got{err: err}
 	}

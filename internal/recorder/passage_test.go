@@ -8,7 +8,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -387,28 +391,69 @@ func TestStalledClient(t *testing.T) {
 func TestUpstreamThatAnswersAtOnce(t *testing.T) {
 	early := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(rw).EnableFullDuplex()
-		saysStream(chunkHello, chunkFinish, chunkDone)(rw, r)
-		_, _ = io.Copy(io.Discard, r.Body) // the answer is what counts
+		saysStream(chunkHello)(rw, r)
+		if n, err := io.Copy(io.Discard, r.Body); err != nil || n < 400<<10 {
+			t.Errorf("%d bytes arrived, %v", n, err)
+		}
+		saysStream(chunkFinish, chunkDone)(rw, r)
 	}))
 	defer early.Close()
 	w := newWorld(t, func(cfg *config.LLM) { cfg.Upstreams[0].BaseURL = early.URL })
-	long := strings.Repeat("x", 256<<10)
-	for i := range 40 {
-		path, kind := "/v1/chat/completions", "application/json"
-		if i%2 == 0 {
-			path, kind = "/v1/files", "application/octet-stream"
-		}
-		g := w.post(path, `{"model":"m","stream":true,"session_id":"s1","messages":[],"x":"`+long+`"}`, "Content-Type", kind)
-		g.body = strings.ReplaceAll(g.body, ": keepalive\n", "")
-		if g.err != nil || g.body != chunkHello+chunkFinish+chunkDone {
-			t.Fatalf("%d: got %q, %v", i, g.body, g.err)
-		}
+	streams := 300 // of which a proxy that streams the body through cuts a dozen
+	if n, err := strconv.Atoi(os.Getenv("ROUNDHOUSE_STREAMS")); err == nil {
+		streams = n
+	}
+	long := strings.Repeat("x", 400<<10)
+	var cut atomic.Int64
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for i := worker; i < streams; i += 4 {
+				path, kind := "/v1/chat/completions", "application/json"
+				if i%2 == 0 {
+					path, kind = "/v1/files", "application/octet-stream"
+				}
+				g := w.send(path, kind, &hesitant{strings.NewReader(`{"model":"m","stream":true,"session_id":"s1","messages":[],"x":"` + long + `"}`), 64 << 10})
+				g.body = strings.ReplaceAll(g.body, ": keepalive\n", "")
+				if g.err != nil || g.body != chunkHello+chunkFinish+chunkDone {
+					if cut.Add(1) < 5 {
+						t.Errorf("%d: got %q, %v", i, g.body, g.err)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := cut.Load(); n > 0 {
+		t.Errorf("%d of %d streams were cut", n, streams)
 	}
 	for _, c := range w.calls("s1") {
 		if c.Result.Outcome != store.Complete {
 			t.Errorf("stored %+v", c.Result)
 		}
 	}
+}
+
+// hesitant waits a moment in the middle, after so many bytes, so that an answer may come
+// before the rest has been sent.
+type hesitant struct {
+	*strings.Reader
+	left int
+}
+
+func (h *hesitant) Read(p []byte) (int, error) {
+	if h.left == 0 {
+		time.Sleep(2 * time.Millisecond)
+		h.left = -1
+	}
+	if h.left > 0 {
+		p = p[:min(len(p), h.left)]
+	}
+	n, err := h.Reader.Read(p)
+	if h.left > 0 {
+		h.left -= n
+	}
+	return n, err
 }
 
 // C11: requests that have no room in memory are told to come again.

@@ -96,7 +96,7 @@ func belowSession(path string) string {
 }
 
 // refuse is a failure in the form of the API.
-func refuse(status int, format string, args ...any) error {
+func refuse(status int, format string, args ...any) *model.Error {
 	return &model.Error{Failure: dialect.Failure{Status: status, Message: fault.New(fault.BadRequest, format, args...).Message}}
 }
 
@@ -107,10 +107,7 @@ func (x *exchange) generate() (*model.Answer, error) {
 		return nil, err
 	}
 	defer release()
-	request, err := dialect.ParseRequest(x.api, body)
-	if err != nil && !errors.Is(err, dialect.ErrUnreadable) {
-		return nil, refuse(http.StatusBadRequest, "%v", err)
-	}
+	request, unread := dialect.ParseRequest(x.api, body)
 	c := model.Call{
 		Principal: x.caller.Principal, API: x.api, Path: x.path, RawQuery: x.r.URL.RawQuery, Header: x.r.Header, Body: body, Request: request,
 	}
@@ -126,6 +123,9 @@ func (x *exchange) generate() (*model.Answer, error) {
 	}
 	if c.Policy, err = policy(x.r); err != nil {
 		return nil, err
+	}
+	if unread != nil && !errors.Is(unread, dialect.ErrUnreadable) {
+		return nil, x.cfg.Models.Refuse(x.r.Context(), c, refuse(http.StatusBadRequest, "%v", unread))
 	}
 	c.Retries, _ = strconv.Atoi(x.r.Header.Get("X-Stainless-Retry-Count")) // what is none was tried once
 	return x.cfg.Models.Do(x.r.Context(), c)
