@@ -25,6 +25,7 @@ func (t *turn) finish(e ending) {
 	if err != nil {
 		t.missed(&e, err)
 	}
+	close(t.ended)
 	t.tell(&e)
 	t.m.cfg.Events.Publish(event.Event{Kind: event.TurnRecorded, Principal: t.key.Principal, Session: t.key.ID, Turn: t.id, Outcome: string(e.result.Outcome)})
 }

@@ -63,7 +63,6 @@ func (t *turn) run() {
 	go t.begin() // commit waits for it
 	e := t.exchange()
 	t.finish(e)
-	close(t.ended)
 	t.m.settle(context.WithoutCancel(t.ctx))
 	if e.rest != nil {
 		t.drain(e.rest)
