@@ -77,14 +77,6 @@ func CheckTool(entry string) error {
 	return nil
 }
 
-// Sessions is the "sessions" section.
-type Sessions struct {
-	Max         int           // sessions at once; 1000
-	IdleTimeout time.Duration // to dormant; 10 min
-	ExpireAfter time.Duration // of idleness, to closed; 24 h
-	MaxTasks    int           // that run in one session at once (A5); 16
-}
-
 // Pool is the "pool" section.
 type Pool struct {
 	Enabled    bool          // false makes every server Session (K7)

@@ -540,11 +540,21 @@ func TestHugeFilesAreRefused(t *testing.T) {
 	}
 }
 
-// Settings for which this version has no code yet are errors, not silent.
-func TestLaterSettingsAreErrors(t *testing.T) {
-	for _, setting := range []string{`"sessions": {"kinds": {}}`} {
-		if _, err := parse(t, `{"mcpServers": {}, `+setting+`}`); err == nil || !strings.Contains(err.Error(), "does not have this setting yet") {
-			t.Errorf("%s: %v", setting, err)
+// N3: a kind of sessions has its own limits, and the general ones where it has none.
+func TestKindsOfSessions(t *testing.T) {
+	cfg, err := parse(t, `{"mcpServers": {}, "sessions": {"idleTimeout": "2m", "maxTasks": 3, "kinds": {
+		"rollout": {"idleTimeout": "30s", "expireAfter": "1h", "maxLifetime": "2h", "maxTasks": 1}, "chat": {"expireAfter": "48h"}}}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, want := range map[string]config.SessionLimits{
+		"":        {IdleTimeout: 2 * time.Minute, ExpireAfter: 24 * time.Hour, MaxTasks: 3},
+		"unknown": {IdleTimeout: 2 * time.Minute, ExpireAfter: 24 * time.Hour, MaxTasks: 3},
+		"chat":    {IdleTimeout: 2 * time.Minute, ExpireAfter: 48 * time.Hour, MaxTasks: 3},
+		"rollout": {IdleTimeout: 30 * time.Second, ExpireAfter: time.Hour, MaxLifetime: 2 * time.Hour, MaxTasks: 1},
+	} {
+		if got := cfg.Sessions.Of(kind); got != want {
+			t.Errorf("%q has %+v", kind, got)
 		}
 	}
 }

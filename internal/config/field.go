@@ -327,7 +327,7 @@ func (k list[T, S]) read(r *reader, n node, to *T) {
 	*k.at(to) = texts
 }
 
-// inherited is a setting of a server whose default is a setting of all servers.
+// inherited is a setting of one of many whose default is a setting of all of them.
 type inherited[T any] struct{ kind[T] }
 
 // custom is a value with a way of its own to be read.
@@ -337,14 +337,6 @@ type custom[T any] struct {
 }
 
 func (k custom[T]) read(r *reader, n node, to *T) { k.from(r, n, to) }
-
-// later is a setting that a later version brings. A setting without effect is an
-// error.
-type later[T any] struct{}
-
-func (later[T]) read(r *reader, n node, _ *T) {
-	r.errorAtKey(n, "this version does not have this setting yet; remove it")
-}
 
 // timespan reads a number of seconds or milliseconds into a duration.
 func (r *reader) timespan(n node, unit time.Duration) (time.Duration, bool) {

@@ -114,4 +114,3 @@ func (k custom[T]) schema(defaults *T) schema {
 	return k.shape(defaults)
 }
 
-func (later[T]) schema(*T) schema { return nil }

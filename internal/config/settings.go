@@ -144,26 +144,7 @@ var documentObject = object[document]{others: beside, fields: []field[document]{
 	}, {
 		name: "sessions",
 		doc:  "How many sessions there may be, and how long they live.",
-		kind: section[document]{object: object[document]{fields: []field[document]{{
-			name: "max",
-			doc:  "The most sessions at once.",
-			kind: count[document]{at: func(d *document) *int { return &d.Sessions.Max }},
-		}, {
-			name: "idleTimeout",
-			doc:  "How long a session without a call or stream stays awake before it becomes dormant.",
-			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Sessions.IdleTimeout }},
-		}, {
-			name: "expireAfter",
-			doc:  "How long a session may be idle before it is closed.",
-			kind: duration[document]{at: func(d *document) *time.Duration { return &d.Sessions.ExpireAfter }},
-		}, {
-			name: "maxTasks",
-			doc:  "The most tasks that run in one session at once.",
-			kind: count[document]{at: func(d *document) *int { return &d.Sessions.MaxTasks }},
-		}, {
-			name: "kinds",
-			kind: later[document]{},
-		}}}},
+		kind: sessionsSection,
 	}, {
 		name: "pool",
 		doc:  "Which servers are shared, and how long their connections live.",
