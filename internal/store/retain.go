@@ -67,6 +67,22 @@ func (s *Store) Retain(ctx context.Context, limits Retention) (Removed, error) {
 	}
 }
 
+// ForgetSessions removes closed sessions of which nothing is recorded: those whose last
+// activity was before then, and the oldest of them so that no more than most are left. It
+// returns how many went.
+func (s *Store) ForgetSessions(ctx context.Context, before time.Time, most int) (forgotten int, err error) {
+	var n int // the writer's, until it has answered
+	err = s.submit(ctx, "remove closed sessions", 0, func(c *conn) error {
+		gone, err := c.change(forgetSessions, packTime(before), most)
+		n = max(n, gone) // a repetition finds nothing left
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
 // hideOldest hides the oldest session that is over, if a limit demands it.
 func (s *Store) hideOldest(ctx context.Context, limits Retention) (bool, error) {
 	type candidate struct{ key, active, used int64 }

@@ -39,8 +39,8 @@ type Session struct {
 	Created      time.Time
 	LastActivity time.Time
 	Metadata     json.RawMessage // a small object, or nil
-	// Clients is the session package's own account of the clients: handshakes,
-	// subscriptions, levels. Nil is none.
+	// Clients is the session package's own account of the clients and of what they use:
+	// handshakes, subscriptions, levels, leases. Nil is none.
 	Clients json.RawMessage
 
 	// What follows is only read; SaveSession does not write it.
@@ -50,19 +50,34 @@ type Session struct {
 	Incomplete string    // what is missing from its recording (MarkIncomplete), or ""
 }
 
-// SaveSession stores the session, in place of what was stored under its key.
-func (s *Store) SaveSession(ctx context.Context, v Session) error {
-	doing := fmt.Sprintf("save session %q", v.ID)
-	if err := v.check(); err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+// SaveSession stores sessions, in place of what was stored under their keys: all of them,
+// or after an error none.
+func (s *Store) SaveSession(ctx context.Context, sessions ...Session) error {
+	if len(sessions) == 0 {
+		return nil
 	}
-	if !isJSON(v.Metadata) || !isJSON(v.Clients) {
-		return fmt.Errorf("%s: %w: its metadata and clients must be JSON", doing, ErrInvalid)
+	doing := fmt.Sprintf("save session %q", sessions[0].ID)
+	if n := len(sessions) - 1; n > 0 {
+		doing += fmt.Sprintf(" and %d more", n)
 	}
-	return s.submit(ctx, doing, len(v.Metadata)+len(v.Clients), func(c *conn) error {
-		_, err := c.change(saveSession, v.Principal, v.ID, v.Incarnation, v.Kind, v.Workspace, v.State,
-			packTime(v.Created), packTime(v.LastActivity), rawJSON(v.Metadata), rawJSON(v.Clients))
-		return err
+	size := 0
+	for _, v := range sessions {
+		if err := v.check(); err != nil {
+			return fmt.Errorf("%s: %w", doing, err)
+		}
+		if !isJSON(v.Metadata) || !isJSON(v.Clients) {
+			return fmt.Errorf("%s: %w: the metadata and clients of %q must be JSON", doing, ErrInvalid, v.ID)
+		}
+		size += len(v.Metadata) + len(v.Clients)
+	}
+	return s.submit(ctx, doing, size, func(c *conn) error {
+		for _, v := range sessions {
+			if _, err := c.change(saveSession, v.Principal, v.ID, v.Incarnation, v.Kind, v.Workspace, v.State,
+				packTime(v.Created), packTime(v.LastActivity), rawJSON(v.Metadata), rawJSON(v.Clients)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -131,6 +146,7 @@ type SessionFilter struct {
 	Incarnation int      // 0 is any
 	States      []string // nil is any
 	Sealed      *bool    // nil is any
+	Recorded    bool     // only those of which a call is recorded, or that are sealed
 	After       int64    // the Position after which to go on
 }
 
@@ -181,6 +197,9 @@ func (f SessionFilter) where() (string, []any) {
 	}
 	if f.Sealed != nil {
 		add("(s.sealed <> 0) = ?", *f.Sealed)
+	}
+	if f.Recorded {
+		b.WriteString(" AND (s.sealed <> 0 OR EXISTS (SELECT 1 FROM calls x WHERE x.session = s.key))")
 	}
 	return b.String(), args
 }

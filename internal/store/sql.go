@@ -21,6 +21,15 @@ SELECT s.key, s.principal, s.id, s.incarnation, s.kind, s.workspace, s.state, s.
 FROM sessions s WHERE s.deleted = 0 AND s.key > ?`
 	newestSession = selectSessions + ` AND s.principal = ? AND s.id = ? ORDER BY s.incarnation DESC LIMIT 1`
 
+	forgetSessions = `
+WITH empty AS (
+  SELECT s.key, s.last_activity FROM sessions s WHERE s.state = 'closed' AND s.sealed = 0 AND s.deleted = 0
+    AND NOT EXISTS (SELECT 1 FROM calls c WHERE c.session = s.key)
+    AND NOT EXISTS (SELECT 1 FROM responses r WHERE r.session = s.key))
+DELETE FROM sessions WHERE key IN (
+  SELECT key FROM empty WHERE last_activity < ?1
+  UNION SELECT key FROM (SELECT key FROM empty ORDER BY last_activity DESC, key DESC LIMIT -1 OFFSET ?2))`
+
 	insertCall = `
 INSERT INTO calls (session, id, attempt, api, endpoint, model, upstream, policy, stream, start, header,
   body_size, body_digest, body)

@@ -255,6 +255,41 @@ func TestCallsOpenAtAStartAreLost(t *testing.T) {
 	})
 }
 
+// N6: what is kept of sessions that are over, and of which nothing is recorded, is bounded.
+func TestClosedSessionsAreForgotten(t *testing.T) {
+	suite(t, func(t *testing.T, open func() *Store) {
+		s := open()
+		at := func(id, state string, active time.Time) Session {
+			return Session{SessionKey: SessionKey{Principal: "alice", ID: id, Incarnation: 1}, State: state, Created: start, LastActivity: active}
+		}
+		if err := s.SaveSession(t.Context(), at("old", Closed, start), at("recorded", Closed, start), at("sealed", Closed, start), at("alive", "dormant", start),
+			at("a", Closed, start.Add(2*time.Hour)), at("b", Closed, start.Add(3*time.Hour)), at("c", Closed, start.Add(4*time.Hour))); err != nil {
+			t.Fatal(err)
+		}
+		v := call("x")
+		v.Session.ID = "recorded"
+		begin(t, s, v)
+		if _, err := s.Seal(t.Context(), SessionKey{Principal: "alice", ID: "sealed", Incarnation: 1}); err != nil {
+			t.Fatal(err)
+		}
+		n, err := s.ForgetSessions(t.Context(), start.Add(time.Hour), 2)
+		if err != nil || n != 2 {
+			t.Errorf("%d were forgotten: %v", n, err)
+		}
+		ids := func(f SessionFilter) (ids []string) {
+			for v, err := range s.Sessions(t.Context(), f) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids = append(ids, v.ID)
+			}
+			return ids
+		}
+		wantEqual(t, ids(SessionFilter{}), []string{"recorded", "sealed", "alive", "b", "c"})
+		wantEqual(t, ids(SessionFilter{Recorded: true}), []string{"recorded", "sealed"})
+	})
+}
+
 // N6: sessions come back; what others write of them stays.
 func TestSessionsComeBack(t *testing.T) {
 	suite(t, func(t *testing.T, open func() *Store) {
