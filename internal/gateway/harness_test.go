@@ -70,7 +70,7 @@ func newWorld(t testing.TB, set settings, servers []*config.Server) *world {
 	for _, s := range servers {
 		w.scripts[s.Name] = newScript()
 	}
-	if set.limits == (config.Sessions{}) {
+	if set.limits.Max == 0 {
 		set.limits = config.Sessions{Max: 1000, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour}
 	}
 	if set.interactive == 0 {
