@@ -29,7 +29,7 @@ var arrows = map[string][]string{
 
 	"internal/shim":     {"config", "fault", "process", "relay", "socket", "wire"},
 	"internal/front":    {"config", "fault", "secret", "wire"},
-	"internal/session":  {"config", "era", "event", "fault", "instance", "mux", "pool", "secret", "wire"},
+	"internal/session":  {"config", "era", "event", "fault", "instance", "mux", "pool", "secret", "store", "wire"},
 	"internal/instance": {"config", "fault", "mux", "pool", "process"},
 	"internal/pool":     {"config", "era", "event", "fault", "mux", "process", "secret", "upstream", "wire"},
 	"internal/mux":      {"era", "fault", "upstream", "wire"},

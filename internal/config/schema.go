@@ -113,4 +113,3 @@ func (k custom[T]) schema(defaults *T) schema {
 	}
 	return k.shape(defaults)
 }
-

@@ -2,6 +2,7 @@ package control
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,6 +61,9 @@ func (c *Control) newExport(r *http.Request, caller front.Caller) (*trace.Export
 	o, err := c.exportOptions(r, caller)
 	if err != nil {
 		return nil, err
+	}
+	if nothing, err := c.recordsNothing(r.Context()); nothing || err != nil {
+		return nil, cmp.Or(err, error(errNothingRecorded))
 	}
 	if r.Method == http.MethodPost {
 		if o.Rewards, err = trace.ReadRewards(r.Body); err != nil {

@@ -35,6 +35,17 @@ type Recording struct {
 	Verdict      trace.Verdict         `json:"verdict"` // C3
 }
 
+// recordsNothing reports that the store has no recording, and that none can come.
+func (c *Control) recordsNothing(ctx context.Context) (bool, error) {
+	if len(c.cfg.Config().LLM.Upstreams) > 0 {
+		return false, nil
+	}
+	for _, err := range c.cfg.Store.Sessions(ctx, store.SessionFilter{Recorded: true}) {
+		return false, err
+	}
+	return true, nil
+}
+
 // errNothingRecorded is for what would be empty without saying why.
 var errNothingRecorded = fault.New(fault.BadRequest, `this daemon records nothing: its configuration has no "llm" section`)
 
@@ -59,7 +70,7 @@ func (c *Control) recorded(r *http.Request, caller front.Caller) (store.Session,
 	if err != nil {
 		return store.Session{}, err
 	}
-	lives, err := c.incarnations(r, principal)
+	lives, err := c.incarnations(r, principal, true)
 	if err != nil {
 		return store.Session{}, err
 	}
@@ -70,11 +81,12 @@ func newest(lives []store.Session) store.Session {
 	return slices.MaxFunc(lives, func(a, b store.Session) int { return a.Incarnation - b.Incarnation })
 }
 
-// incarnations finds what is recorded of the principal's session that the path names, one
-// recording for each life of the id, or only that of ?incarnation=. There is at least one.
-func (c *Control) incarnations(r *http.Request, principal string) (lives []store.Session, err error) {
+// incarnations finds what is stored of the principal's session that the path names, one row
+// for each life of the id, or only that of ?incarnation=; with recorded only those of which
+// something is recorded. There is at least one.
+func (c *Control) incarnations(r *http.Request, principal string, recorded bool) (lives []store.Session, err error) {
 	id := r.PathValue("id")
-	filter := store.SessionFilter{Principal: &principal, ID: id}
+	filter := store.SessionFilter{Principal: &principal, ID: id, Recorded: recorded}
 	if filter.Incarnation, err = whole(r.URL.Query(), "incarnation", 0, 1, math.MaxInt32); err != nil {
 		return nil, err
 	}
@@ -95,7 +107,7 @@ func (c *Control) incarnations(r *http.Request, principal string) (lives []store
 // recordingOf describes what is recorded of the principal's session that the path names;
 // nil is nothing.
 func (c *Control) recordingOf(r *http.Request, principal string) (*Recording, error) {
-	lives, err := c.incarnations(r, principal)
+	lives, err := c.incarnations(r, principal, true)
 	switch {
 	case fault.Is(err, fault.UnknownSession):
 		return nil, nil
@@ -193,7 +205,7 @@ func (c *Control) listTraces(r *http.Request, caller front.Caller) (Traces, erro
 	if err != nil || c.cfg.Store == nil {
 		return list, err
 	}
-	filter.After = int64(after)
+	filter.After, filter.Recorded = int64(after), true
 	var last store.Session
 	for s, err := range c.cfg.Store.Sessions(r.Context(), filter) {
 		if err != nil {
@@ -233,11 +245,18 @@ type Sealed struct {
 	Lost int `json:"lost"` // calls that were under way, and are not recorded any more
 }
 
-// seal closes a recording for good (C15).
+// seal closes a recording for good (C15), that of a session which has none, too: its id is
+// not given again (N1).
 func (c *Control) seal(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	s, err := c.recorded(r, caller)
+	principal, err := c.owner(r, caller)
+	var lives []store.Session
+	if err == nil {
+		lives, err = c.incarnations(r, principal, false)
+	}
+	var s store.Session
 	var sealed Sealed
 	if err == nil {
+		s = newest(lives)
 		sealed.Lost, err = c.cfg.Models.Seal(r.Context(), s.SessionKey)
 	}
 	if err == nil {
@@ -259,7 +278,7 @@ func (c *Control) deleteTurns(w http.ResponseWriter, r *http.Request, caller fro
 	principal, err := c.owner(r, caller)
 	var lives []store.Session
 	if err == nil {
-		lives, err = c.incarnations(r, principal)
+		lives, err = c.incarnations(r, principal, true)
 	}
 	if err != nil {
 		front.WriteError(w, err)
@@ -272,6 +291,7 @@ func (c *Control) deleteTurns(w http.ResponseWriter, r *http.Request, caller fro
 			return
 		}
 	}
+	c.cfg.Sessions.Resave(principal, r.PathValue("id"))
 	w.WriteHeader(http.StatusNoContent)
 }
 

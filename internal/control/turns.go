@@ -37,6 +37,9 @@ func (c *Control) turns(w http.ResponseWriter, r *http.Request, caller front.Cal
 		return
 	}
 	if follow {
+		if !r.URL.Query().Has("incarnation") {
+			f.Session.Incarnation = 0 // of the lives that the id will have, too
+		}
 		c.tail(w, r, f)
 		return
 	}

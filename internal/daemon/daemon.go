@@ -131,13 +131,17 @@ func Run(ctx, hurry context.Context, o Options) error {
 		log.Warn("ended what an earlier daemon left", "process", what)
 	}
 
-	var recordings *store.Store // nil if there is nothing to record
-	if len(cfg.LLM.Upstreams) > 0 {
-		if recordings, err = store.Open(ctx, store.Config{Path: cfg.Store, Log: log, Linger: recordLinger}); err != nil {
-			return fmt.Errorf("open the database %s: %w", cfg.Store, err)
-		}
+	database, err := openStore(ctx, o)
+	if ctx.Err() != nil { // told to stop before it had started
+		log.Info("stopping", "cause", context.Cause(ctx))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if database != nil {
 		down.add(func() {
-			if err := recordings.Close(); err != nil {
+			if err := database.Close(); err != nil {
 				log.Error("the database could not be closed", "err", err)
 			}
 		})
@@ -154,10 +158,10 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s := &server{Options: o}
 	own := tools.New(tools.Config{Grace: func() time.Duration { return s.reloader.current.Load().Shutdown.Grace }, Log: log})
 	sessions := session.NewManager(session.Config{
-		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Own: own.Own(), Version: o.Version, Log: log, Events: events,
+		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Own: own.Own(), Store: database, Version: o.Version, Log: log, Events: events,
 	})
 	models := model.New(model.Config{
-		LLM: cfg.LLM, Store: recordings, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
+		LLM: cfg.LLM, Store: database, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
 	s.pool, s.instances, s.sessions, s.models = shared, instances, sessions, models
 	s.reloader = newReloader(s, events)
@@ -167,20 +171,24 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s.relay = gateway.NewRelay(gateway.RelayConfig{Gateway: s.gateway, File: cfg.File})
 	s.recorder = recorder.New(recorder.Config{Models: models, MaxBody: cfg.LLM.MaxBody, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.responses = responses.New(responses.Config{
-		Config: s.reloader.current.Load, Models: models, Store: recordings, Pass: s.recorder.Serve, Egress: responses.NewEgress(cfg.LLM.Responses.Egress),
+		Config: s.reloader.current.Load, Models: models, Store: database, Pass: s.recorder.Serve, Egress: responses.NewEgress(cfg.LLM.Responses.Egress),
 		Engine:  loop.New(loop.Config{Models: models, Sessions: sessions, Limits: cfg.LLM.Responses, Log: log, Events: events}),
 		MaxBody: cfg.LLM.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log,
 	})
 	s.control = control.New(control.Config{
 		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Instances: instances, Sessions: sessions, Processes: processes, Events: events,
 		Metrics: gather(processes, shared, instances, sessions, s.gateway, s.relay, events),
-		Store:   recordings, Models: models, Log: log,
+		Store:   database, Models: models, Log: log,
 		Version: o.Version, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
 
 	if err := s.responses.Recover(ctx); err != nil {
 		return fmt.Errorf("end the responses that an earlier daemon left: %w", err)
 	}
+	if err := sessions.Restore(ctx, s.gateway.Resume); err != nil {
+		return err
+	}
+
 	listener, err := listenTCP(ctx, o)
 	if ctx.Err() != nil { // told to stop before it had started
 		if listener != nil {
@@ -217,6 +225,21 @@ func Run(ctx, hurry context.Context, o Options) error {
 	end(nil)
 	watch.Wait()
 	return err
+}
+
+// openStore opens the database, for sessions and for what is recorded. A daemon beside
+// another one that has it does without, if it is to record nothing; the result is nil then.
+func openStore(ctx context.Context, o Options) (*store.Store, error) {
+	s, err := store.Open(ctx, store.Config{Path: o.Config.Store, Log: o.Log, Linger: recordLinger})
+	const mend = "give this one a state directory (--state-dir) or a database (\"store\") of its own"
+	switch {
+	case !errors.Is(err, store.ErrInUse):
+		return s, err
+	case len(o.Config.LLM.Upstreams) > 0:
+		return nil, fmt.Errorf("%w; %s", err, mend)
+	}
+	o.Log.Warn("another daemon uses the database; the sessions of this one will not outlive it; "+mend, "database", o.Config.Store)
+	return nil, nil
 }
 
 // sessionSettings are those parts of a configuration that sessions go by.

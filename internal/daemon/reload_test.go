@@ -21,7 +21,7 @@ import (
 // live are the settings that a daemon changes while it runs; pool.enabled and
 // pool.transports, like recovery and health, act through the servers.
 var live = []string{
-	"PublicNames", "AllowedOrigins", "Auth.Tokens", "Sessions.Max", "Sessions.IdleTimeout", "Sessions.ExpireAfter", "Sessions.MaxTasks",
+	"PublicNames", "AllowedOrigins", "Auth.Tokens", "Sessions.Max", "Sessions.IdleTimeout", "Sessions.ExpireAfter", "Sessions.MaxLifetime", "Sessions.MaxTasks", "Sessions.Kinds",
 	"Pool.Enabled", "Pool.Transports", "Pool.DrainDelay", "Pool.MaxIdle", "Pool.Budget", "Pool.Recovery", "Pool.Health", "Pool.Circuit",
 	"Gateway.ListWait", "Gateway.InteractiveTimeout", "Shutdown.Grace", "Shutdown.Total", "Servers",
 	"Autostart.Enabled", // which only "roundhouse connect" reads

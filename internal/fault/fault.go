@@ -63,7 +63,7 @@ var table = map[Reason]row{
 	UnknownServer:       {-32001, http.StatusNotFound, false},
 	UnknownTurn:         {-32001, http.StatusNotFound, false},
 	NameTaken:           {-32002, http.StatusConflict, false},
-	SessionSealed:       {-32002, http.StatusConflict, false},
+	SessionSealed:       {-32002, http.StatusGone, false},
 	SessionLimit:        {-32003, http.StatusTooManyRequests, true},
 	TaskLimit:           {-32003, http.StatusTooManyRequests, true},
 	InstanceWaitTimeout: {-32003, http.StatusTooManyRequests, true},

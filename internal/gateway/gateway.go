@@ -187,6 +187,9 @@ func (g *Gateway) client(w http.ResponseWriter, r *http.Request, caller front.Ca
 		fail(w, 0, id, err)
 		return nil
 	}
+	if c.Headless() {
+		c.Recall(r.Header.Values)
+	}
 	name, err := front.SessionName(r)
 	if err == nil && name != "" && name != c.Session().ID() {
 		err = fault.New(fault.BadRequest, "the request names session %q, but its %s belongs to another one", name, sessionHeader)
@@ -440,7 +443,7 @@ func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller fron
 		fail(w, 0, f.ID(), err)
 		return
 	}
-	hello.ClientID = session.NewID()
+	hello.ClientID, hello.Lasting = session.NewID(), true
 	t := newTransport(g, hello.ClientID)
 	hello.Stream = t
 	out := newStream(t, 1, false)
@@ -466,7 +469,7 @@ func (g *Gateway) initialize(w http.ResponseWriter, r *http.Request, caller fron
 // protocol that works.
 func initializeStatus(h http.Header, e *fault.Error) int {
 	switch e.Reason {
-	case fault.UnknownServer, fault.SessionLimit, fault.Draining, fault.BadRequest:
+	case fault.UnknownServer, fault.SessionLimit, fault.SessionSealed, fault.Draining, fault.BadRequest:
 		if s := e.RetrySeconds(); s > 0 {
 			h.Set("Retry-After", strconv.Itoa(s))
 		}

@@ -403,6 +403,13 @@ func (s *stream) leave(me *reader) {
 	}
 }
 
+// hasReader reports whether somebody reads the stream.
+func (s *stream) hasReader() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reader != nil
+}
+
 // nextEvent takes a number for an event without a frame. Each has a new one: clients
 // that see the same id again think that the stream makes no progress.
 func (s *stream) nextEvent() eventID {

@@ -27,6 +27,7 @@ const (
 type transport struct {
 	g        *Gateway
 	id       string // of the client
+	before   uint64 // the streams and events of an earlier daemon have lower numbers; 0 if there was none
 	standing stream
 
 	mu      sync.Mutex
@@ -50,6 +51,16 @@ type event struct {
 func newTransport(g *Gateway, id string) *transport {
 	t := &transport{g: g, id: id}
 	t.standing = stream{t: t, wake: make(chan struct{}, 1), open: 1}
+	return t
+}
+
+// Resume is the Stream of a client that an earlier daemon has served (N6). What that one
+// sent is not here; its event ids mean nothing but that the client has missed something.
+func (g *Gateway) Resume(c *session.Client) session.Stream {
+	t := newTransport(g, c.ID())
+	t.before = uint64(time.Now().UnixMicro())
+	t.numbers, t.standing.seq = t.before, t.before
+	t.begin(c)
 	return t
 }
 
@@ -235,6 +246,9 @@ func (t *transport) expire() {
 // event, the stream that the event is of.
 func (t *transport) listen(w http.ResponseWriter, r *http.Request, last *eventID) {
 	me := newReader()
+	if last != nil && 0 < last.stream && last.stream < t.before && !t.standing.hasReader() {
+		last = nil // that stream has gone with the earlier daemon: the client gets a fresh one
+	}
 	if last == nil || last.stream == 0 {
 		if err := t.g.enroll(me); err != nil {
 			fail(w, 0, nil, err)

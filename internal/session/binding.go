@@ -301,10 +301,15 @@ func (b *binding) peer(c *Client) *peer {
 		return p
 	}
 	p = &peer{b: b, c: c}
+	recalled := p.recall()
 	b.peers[c] = p
 	att := b.att
 	b.mu.Unlock()
-	if att != nil && att.Own() {
+	switch {
+	case att == nil: // which tells it when it comes
+	case recalled:
+		b.s.m.spawn(func() { p.rejoin(att) })
+	case att.Own():
 		att.Join(p)
 	}
 	if c.left() {
@@ -510,6 +515,7 @@ func (p *peer) over(att *pool.Attachment) bool {
 // remember keeps what a successful request changed at the server. uri is how the
 // client names the resource that it is about.
 func (p *peer) remember(f wire.Frame, r wire.Routing, uri string) {
+	defer p.b.s.changed()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch f.Method {

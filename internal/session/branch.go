@@ -28,7 +28,7 @@ func (c *Client) Branch(name, scope string) (*Client, error) {
 	if name == "" || name == s.id {
 		err = s.enter()
 	} else {
-		s, err = s.m.open(s.principal, name, "", s.workspace)
+		s, err = s.m.open(wanted(s.principal, name, "", s.workspace))
 	}
 	if err != nil {
 		return nil, err

@@ -125,6 +125,7 @@ func (s *Session) cleaned(done CleanupInfo) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.cleanups[done.Outcome]++
+	s.changedLocked()
 	s.cleanups = append(s.cleanups, done)
 	s.cleanups = s.cleanups[max(0, len(s.cleanups)-cleanupsKept):]
 }

@@ -47,14 +47,20 @@ type Client struct {
 	parent       *Client  // of a branch: in whose place it asks; else nil
 	mute         bool     // it is a Guest's, whom nobody can ask anything
 
-	entered atomic.Bool            // the session, for the one request of a transient client
-	version atomic.Pointer[string] // negotiated; it may become older during Initialize
+	lasting bool // its handshake is stored with its session
+
+	entered atomic.Bool // the session, for the one request of a transient client
+	// headless is set while a client that was restored has not shown the header of a request.
+	headless atomic.Bool
+	recall   sync.Once              // of the header
+	version  atomic.Pointer[string] // negotiated; it may become older during Initialize
 
 	mu      sync.Mutex
 	calls   map[string]*call // by the client's raw id
 	asked   map[string]*asked
 	asks    uint64
-	awaited map[*binding]bool // slow servers of which the aggregate's client will be told
+	awaited map[*binding]bool        // slow servers of which the aggregate's client will be told
+	told    map[string]serverAccount // by server: what it said before a restart, and a peer has not taken over; replaced, never changed
 	gone    bool
 }
 
@@ -85,6 +91,9 @@ type Hello struct {
 	Frame     wire.Frame
 	Header    func(name string) []string // looks into the request's header; nil without one
 	Stream    Stream
+	// Lasting has the client go on after a restart (N6), if its requests then come in the
+	// same way, by its id.
+	Lasting bool
 	// AsksAfter is the number after which the ids of requests to the client begin. A
 	// client that continues another one, as a shim's does after a redial, must not take
 	// a late answer to its predecessor for one to itself. 0 begins with 1.
@@ -101,7 +110,7 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 	if err != nil {
 		return nil, mux.Pieces{}, err
 	}
-	c := &Client{id: h.ClientID, scope: h.Scope, created: time.Now(), stream: h.Stream, asks: h.AsksAfter, calls: map[string]*call{}}
+	c := &Client{id: h.ClientID, scope: h.Scope, created: time.Now(), stream: h.Stream, lasting: h.Lasting, asks: h.AsksAfter, calls: map[string]*call{}}
 	if err := c.readHello(h.Frame); err != nil {
 		return nil, mux.Pieces{}, err
 	}
@@ -117,12 +126,13 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 			return nil, mux.Pieces{}, err
 		}
 	}
+	c.session.changed()
 	return c, mux.Pieces{wire.Result(h.Frame.ID(), result)}, nil
 }
 
 // admit opens a client's session and enters it; the caller exits.
 func (m *Manager) admit(c *Client, h Hello) (err error) {
-	if c.session, err = m.open(h.Principal, h.Session, cmp.Or(h.Resumes, h.ClientID), h.Workspace); err != nil {
+	if c.session, err = m.open(wanted(h.Principal, h.Session, cmp.Or(h.Resumes, h.ClientID), h.Workspace)); err != nil {
 		return err
 	}
 	s := c.session
@@ -137,6 +147,7 @@ func (m *Manager) admit(c *Client, h Hello) (err error) {
 	}
 	s.clients[c] = struct{}{}
 	m.clients[c.id] = c
+	s.kept, s.orphaned = true, time.Time{}
 	return nil
 }
 

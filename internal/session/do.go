@@ -49,7 +49,8 @@ type call struct {
 	maybe bool          // its first attempt may have been executed
 	leave func()        // ends what is done for the call elsewhere, such as waiting for a connection; nil if that is nothing
 
-	notice string // to be said with the result, or ""
+	notice  string // to be said with the result, or ""
+	restart string // the same, of what the session has lost with a restart
 }
 
 // begin registers a request of the client. An id that is in flight is the sender's
@@ -81,7 +82,7 @@ func (k *call) Note(p mux.Pieces) {
 // Done implements mux.Outlet: the request has ended.
 func (k *call) Done(p mux.Pieces) {
 	k.mu.Lock()
-	again, on, leave, notice := k.done, k.on, k.leave, k.notice
+	again, on, leave, notice, restart := k.done, k.on, k.leave, k.notice, k.restart
 	k.done = true
 	k.mu.Unlock()
 	if again {
@@ -97,7 +98,12 @@ func (k *call) Done(p mux.Pieces) {
 		on(isResult(p))
 	}
 	if notice != "" {
-		p = withNotice(p, notice)
+		p, _ = withNotice(p, notice)
+	}
+	if restart != "" {
+		var told bool
+		p, told = withNotice(p, restart)
+		k.c.session.told(restart, told)
 	}
 	k.out.Done(p)
 	k.c.exit()
@@ -390,7 +396,7 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 			return err
 		}
 		if f.Method == wire.ToolsCall {
-			k.mention(b.takeLoss())
+			k.mention(b.takeLoss(), s.takeNotice())
 			b.used.Store(att) // before it is sent, for the answer may end the session (N5)
 		}
 		mc, err := p.cross(att, k, f, r)

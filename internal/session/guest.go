@@ -49,7 +49,7 @@ func (m *Manager) Guest(v Invitation) (*Guest, error) {
 	} else if _, err := m.serverFor(v.Principal, v.Session, scope); err != nil {
 		return nil, err
 	}
-	s, err := m.open(v.Principal, v.Session, "", "")
+	s, err := m.open(wanted(v.Principal, v.Session, "", ""))
 	if err != nil {
 		return nil, err
 	}

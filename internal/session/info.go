@@ -2,31 +2,55 @@ package session
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 	"time"
+
+	"roundhouse/internal/config"
 )
 
 // Info describes a session at one moment (N7).
 type Info struct {
-	ID           string       `json:"id"`
-	Principal    string       `json:"principal"`
-	State        State        `json:"state"`
-	Named        bool         `json:"named"` // a caller chose the id
-	Workspace    string       `json:"workspace,omitempty"`
-	CreatedAt    time.Time    `json:"createdAt"`
-	LastActivity time.Time    `json:"lastActivityAt"`
-	InFlight     int          `json:"inFlight"`
-	Tasks        []TaskInfo   `json:"tasks"` // that run, oldest first
-	Calls        int64        `json:"calls"`
-	Streams      int          `json:"streams"`
-	Clients      []ClientInfo `json:"clients"`
-	Connections  []string     `json:"connections"` // ids of those it is attached to
+	ID           string          `json:"id"`
+	Principal    string          `json:"principal"`
+	State        State           `json:"state"`
+	Named        bool            `json:"named"`       // it is no client's alone
+	Incarnation  int             `json:"incarnation"` // 1 for the first life of the id
+	Kind         string          `json:"kind,omitempty"`
+	Metadata     json.RawMessage `json:"metadata,omitempty"`
+	Limits       *LimitsInfo     `json:"limits,omitempty"` // of one that lives
+	Workspace    string          `json:"workspace,omitempty"`
+	CreatedAt    time.Time       `json:"createdAt"`
+	LastActivity time.Time       `json:"lastActivityAt"`
+	InFlight     int             `json:"inFlight"`
+	Tasks        []TaskInfo      `json:"tasks"` // that run, oldest first
+	Calls        int64           `json:"calls"`
+	Streams      int             `json:"streams"`
+	Clients      []ClientInfo    `json:"clients"`
+	Connections  []string        `json:"connections"` // ids of those it is attached to
 	// Tools is the session's own filter, nil if it has none.
 	Tools    *Tools        `json:"tools,omitempty"`
 	Leases   []LeaseInfo   `json:"leases"`
 	Injected []string      `json:"injected,omitempty"` // names of the servers that were added to it
 	Cleanups []CleanupInfo `json:"cleanups"`           // the last ones
+	// RestoredAt is when a daemon found it in the store, and went on with it; Lost is what
+	// it had then and has no more (N6).
+	RestoredAt *time.Time `json:"restoredAt,omitempty"`
+	Lost       []Loss     `json:"lost,omitempty"`
+	Ended      string     `json:"ended,omitempty"` // why it is closed
+}
+
+// LimitsInfo is what holds for a session, as a configuration says it; "0s" is no limit.
+type LimitsInfo struct {
+	IdleTimeout string `json:"idleTimeout"`
+	ExpireAfter string `json:"expireAfter"`
+	MaxLifetime string `json:"maxLifetime"`
+	MaxTasks    int    `json:"maxTasks"`
+}
+
+func limitsInfo(l config.SessionLimits) *LimitsInfo {
+	return &LimitsInfo{l.IdleTimeout.String(), l.ExpireAfter.String(), l.MaxLifetime.String(), l.MaxTasks}
 }
 
 // ClientInfo describes a client.
@@ -91,6 +115,10 @@ func (s *Session) infoLocked() Info {
 		LastActivity: s.lastActivity, InFlight: s.inFlight, Tasks: s.taskInfosLocked(), Calls: s.calls, Streams: s.streams, Clients: []ClientInfo{}, Connections: []string{},
 		Tools:  s.tools.Load(),
 		Leases: []LeaseInfo{}, Cleanups: append([]CleanupInfo{}, s.cleanups...),
+		Incarnation: s.incarnation, Kind: s.kind, Metadata: s.metadata, Limits: limitsInfo(s.limits()), Lost: slices.Clone(s.lost),
+	}
+	if !s.restored.IsZero() {
+		i.RestoredAt = &s.restored
 	}
 	for _, server := range s.injected {
 		i.Injected = append(i.Injected, server.Name)

@@ -36,6 +36,7 @@ func (m *Manager) Inject(principal, id string, server *config.Server) error {
 		return err
 	}
 	s.injected = append(slices.Clip(s.injected), server)
+	s.changedLocked()
 	clients := s.seersLocked(server.Name)
 	m.mu.Unlock()
 	m.cfg.Log.Info("server injected", "session", id, "principal", principal, "server", server.Name)
@@ -61,6 +62,7 @@ func (m *Manager) Remove(principal, id, name string) error {
 		return err
 	}
 	s.injected = slices.DeleteFunc(slices.Clone(s.injected), func(x *config.Server) bool { return x.Name == name })
+	s.changedLocked()
 	var bound []*binding
 	for k, b := range s.bindings {
 		if b.name == name {

@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -45,6 +46,7 @@ func (b *binding) borrow(ctx context.Context, h *pool.Holder, server *config.Ser
 	}
 	b.leases[att] = &lease{got, time.Now()}
 	b.mu.Unlock()
+	b.s.changed()
 	b.s.m.cfg.Log.Info("instance leased", "session", b.s.id, "server", b.name, "instance", got.Instance())
 	return att, nil
 }
@@ -61,6 +63,7 @@ func (b *binding) letGo(att *pool.Attachment, giveUp func()) {
 		return
 	}
 	l.Release()
+	b.s.changed()
 	b.s.m.cfg.Log.Info("instance released", "session", b.s.id, "server", b.name, "instance", l.Instance())
 }
 
@@ -143,31 +146,32 @@ func (b *binding) takeLoss() string {
 	return loss
 }
 
-// mention has something said with the call's result.
-func (k *call) mention(notice string) {
-	if notice == "" {
+// mention has it said with the call's result what was lost, of the server's instance and
+// with a restart.
+func (k *call) mention(loss, restart string) {
+	if loss == "" && restart == "" {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.notice = notice
+	k.notice, k.restart = cmp.Or(loss, k.notice), cmp.Or(restart, k.restart)
 }
 
 // withNotice puts a text before the content of a tool's result. What is no such result
-// stays as it is.
-func withNotice(p mux.Pieces, notice string) mux.Pieces {
+// stays as it is, and told is unset.
+func withNotice(p mux.Pieces, notice string) (_ mux.Pieces, told bool) {
 	raw := p.AppendTo(nil)
 	f, err := wire.Parse(raw)
 	if err != nil || !f.ResultSpan.Present() {
-		return p
+		return p, false
 	}
 	result := f.Result()
 	if len(result) == 0 || result[0] != '{' {
-		return p
+		return p, false
 	}
 	for m, err := range wire.Members(result) {
 		if err != nil {
-			return p
+			return p, false
 		}
 		content := m.Value.Of(result)
 		if m.Key != "content" || len(content) == 0 || content[0] != '[' {
@@ -178,9 +182,9 @@ func withNotice(p mux.Pieces, notice string) mux.Pieces {
 			item = append(item, ',')
 		}
 		at := f.ResultSpan.Start + m.Value.Start + 1
-		return mux.Pieces{wire.Splice(nil, f.Raw, wire.Edit{At: wire.Span{Start: at, End: at}, With: item})}
+		return mux.Pieces{wire.Splice(nil, f.Raw, wire.Edit{At: wire.Span{Start: at, End: at}, With: item})}, true
 	}
-	return p
+	return p, false
 }
 
 // LeaseInfo describes an instance that a session has.

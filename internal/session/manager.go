@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 	"roundhouse/internal/fault"
 	"roundhouse/internal/instance"
 	"roundhouse/internal/pool"
+	"roundhouse/internal/store"
 )
 
 // Config says how a Manager works.
@@ -30,7 +32,10 @@ type Config struct {
 	// gives everything back to it. Nil is fine where there are no such servers.
 	Instances *instance.Pools
 	// Own are roundhouse's own tools (A1), in the order in which they are listed; nil is none.
-	Own     []OwnTool
+	Own []OwnTool
+	// Store keeps the sessions, so that they go on after a restart, from Restore on; nil
+	// keeps nothing.
+	Store   *store.Store
 	Version string       // of roundhouse, told to clients of the aggregate
 	Log     *slog.Logger // nil discards
 	Events  *event.Feed  // takes what happens to sessions; nil discards
@@ -55,6 +60,10 @@ type Manager struct {
 	live     atomic.Pointer[settings] // written with mu held
 	wg       sync.WaitGroup           // acquires, endings; started through spawn
 	acquires atomic.Uint64            // so far; bindings are given back in the reverse order (N4)
+	wake     chan struct{}            // a waiting value says that something is to be stored
+	stop     chan struct{}            // closed by Shutdown, once
+	stopping sync.Once
+	keeping  sync.WaitGroup // the goroutine that stores what changes
 
 	mu       sync.Mutex
 	sessions map[key]*Session
@@ -63,6 +72,8 @@ type Manager struct {
 	draining bool               // no new sessions and requests
 	evicted  int64
 	cleanups map[Outcome]int64
+	unsaved  map[*Session]bool // true: it is to be stored
+	leaving  map[key]*Session  // those that have ended, until that is stored
 }
 
 // key names a session: ids belong to their principal (N2).
@@ -73,7 +84,10 @@ func NewManager(cfg Config) *Manager {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	m := &Manager{cfg: cfg, sessions: map[key]*Session{}, clients: map[string]*Client{}, cleanups: map[Outcome]int64{}}
+	m := &Manager{
+		cfg: cfg, sessions: map[key]*Session{}, clients: map[string]*Client{}, cleanups: map[Outcome]int64{},
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), unsaved: map[*Session]bool{}, leaving: map[key]*Session{},
+	}
 	if cfg.Instances != nil {
 		cfg.Instances.Configure(cfg.Servers)
 	}
@@ -159,53 +173,6 @@ func (m *Manager) Client(principal, scope, id string) (*Client, error) {
 		return nil, fault.New(fault.UnknownSession, "this MCP session is not known here; send initialize again")
 	}
 	return c, nil
-}
-
-// open enters the principal's session of that name, or a new one; without a name
-// it is minted, with the id of its client. A session that was entered makes no room
-// for a newcomer before its client has answered.
-func (m *Manager) open(principal, id, client, workspace string) (*Session, error) {
-	minted := id == ""
-	if minted {
-		id = client
-	}
-	m.mu.Lock()
-	if m.draining {
-		m.mu.Unlock()
-		return nil, refusedFault()
-	}
-	if s := m.sessions[key{principal, id}]; s != nil {
-		if s.state == Draining {
-			m.mu.Unlock()
-			return nil, fault.New(fault.SessionLimit, "session %q is ending; try again when it has ended", id)
-		}
-		begin := s.enterLocked()
-		m.mu.Unlock()
-		begin()
-		return s, nil
-	}
-	var victim *Session
-	if most := m.live.Load().Limits.Max; most > 0 && len(m.sessions) >= most {
-		if victim = m.victimLocked(); victim == nil {
-			n := len(m.sessions)
-			m.mu.Unlock()
-			err := fault.New(fault.SessionLimit, "all %d sessions (sessions.max) are busy or have a stream open; end one or raise the limit", n)
-			err.RetryAfter = 10 * time.Second
-			return nil, err
-		}
-		m.evicted++
-		victim.beginEndLocked(errEvicted)
-	}
-	s := newSession(m, principal, id, workspace, minted)
-	m.sessions[key{principal, id}] = s
-	s.enterLocked() // it is active; there is nothing to begin
-	m.mu.Unlock()
-	if victim != nil {
-		m.spawn(func() { victim.finishEnd(context.Background(), true) })
-	}
-	m.cfg.Log.Info("session opened", "session", id, "principal", principal)
-	s.publish(event.SessionBegun, "")
-	return s, nil
 }
 
 var errEvicted = fault.New(fault.UnknownSession, "the session was ended to make room for a newer one (sessions.max)")
@@ -314,17 +281,27 @@ func (m *Manager) Wait(ctx context.Context) int {
 	}
 }
 
-// Shutdown ends every session at once and joins what runs for them. It returns how
-// many it ended.
+// Shutdown ends every session at once, stores them as they go on after a restart (N6),
+// and joins what runs for them. It returns how many it ended.
 func (m *Manager) Shutdown(ctx context.Context) int {
+	m.stopping.Do(func() { close(m.stop) })
+	m.keeping.Wait()
 	m.mu.Lock()
 	m.draining = true
-	var all []*Session
-	for _, s := range m.sessions {
+	all := slices.Collect(maps.Values(m.sessions))
+	for _, s := range all {
+		if s.kept && s.state != Draining && s.parting == nil {
+			s.parting = s.draftLocked()
+			s.parting.row.State = string(Dormant)
+		}
 		s.beginEndLocked(drainingFault())
-		all = append(all, s)
 	}
 	m.mu.Unlock()
+	for _, s := range all {
+		if s.parting != nil {
+			s.parting.fill()
+		}
+	}
 	var wg sync.WaitGroup
 	for _, s := range all {
 		wg.Go(func() { s.finishEnd(ctx, true) })
@@ -334,5 +311,6 @@ func (m *Manager) Shutdown(ctx context.Context) int {
 	m.closed = true
 	m.mu.Unlock()
 	m.wg.Wait()
+	m.saveAll(ctx)
 	return len(all)
 }

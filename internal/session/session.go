@@ -3,6 +3,7 @@ package session
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -22,22 +23,29 @@ const (
 	Dormant  State = "dormant"
 	Draining State = "draining"
 	Closed   State = "closed"
+	Recorded State = "recorded" // no session: there is only a recording of model calls
 )
 
 // Session is one agent run. What it uses in the pool is held by holder while it is
 // active, and by nothing while it is dormant; bindings remember what that was.
 type Session struct {
-	m         *Manager
-	id        string
-	principal string
-	workspace string
-	minted    bool // nobody named it: it ends with its last client
-	created   time.Time
-	ctx       context.Context // ends, with the cause, when the session does
-	cancel    context.CancelCauseFunc
-	ended     chan struct{} // closed when the end is complete
+	m           *Manager
+	id          string
+	principal   string
+	incarnation int // 1 for the first life of the id
+	kind        string
+	metadata    json.RawMessage      // a small object, or nil
+	ownLimits   config.SessionLimits // in the place of its kind's; 0 leaves that
+	workspace   string
+	minted      bool // nobody named it: it ends with its last client
+	created     time.Time
+	restored    time.Time       // when it was read from the store; zero if it was not
+	ctx         context.Context // ends, with the cause, when the session does
+	cancel      context.CancelCauseFunc
+	ended       chan struct{} // closed when the end is complete
 
-	tools atomic.Pointer[Tools] // what its clients see and may call; nil is everything
+	tools  atomic.Pointer[Tools]  // what its clients see and may call; nil is everything
+	notice atomic.Pointer[string] // what the next result says of a restart, or nil
 
 	// Guarded by m.mu.
 	state        State
@@ -59,18 +67,23 @@ type Session struct {
 	cleanups     []CleanupInfo    // the last ones
 	injected     []*config.Server // its own, in the order in which they came; replaced, never changed
 	brought      []*config.Server // its own, for its guests only
+	orphaned     time.Time        // when it ends unless a client comes; zero is never
+	lost         []Loss           // with the daemon's end
+	kept         bool             // it is in the store, or will be
+	saved        time.Time        // its lastActivity as it is stored
+	parting      *draft           // what is stored in the place of its end, since roundhouse stops; or nil
+	forgotten    chan struct{}    // closed when its end is stored; nil while it lives
 }
 
-func newSession(m *Manager, principal, id, workspace string, minted bool) *Session {
+// newSession makes an active session without a timer and a holder.
+func newSession(m *Manager, k key) *Session {
 	now := time.Now()
 	s := &Session{
-		m: m, id: id, principal: principal, workspace: workspace, minted: minted, created: now,
+		m: m, id: k.id, principal: k.principal, incarnation: 1, created: now,
 		ended: make(chan struct{}), state: Active, lastActivity: now,
 		clients: map[*Client]struct{}{}, tasks: map[*Task]struct{}{}, bindings: map[bindKey]*binding{},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	s.holder = m.cfg.Pool.NewHolder(id)
-	s.armLocked(s.lastActivity)
 	return s
 }
 
@@ -87,36 +100,69 @@ func (s *Session) publish(k event.Kind, reason string) {
 	s.m.cfg.Events.Publish(event.Event{Kind: k, Principal: s.principal, Session: s.id, Reason: reason})
 }
 
-// armLocked sets the timer for the next thing that idleness since then brings (N3).
-// Requests leave it alone, since they are many: when it fires it looks at the time of
-// the last one, and is set anew.
+// limits returns what holds for the session: its own limits, else its kind's, else the
+// general ones (N3).
+func (s *Session) limits() config.SessionLimits {
+	return s.m.live.Load().Limits.Of(s.kind).With(s.ownLimits)
+}
+
+// armLocked sets the timer for the next thing that idleness since then, or age, brings
+// (N3). Requests leave it alone, since they are many: when it fires it looks at the time
+// of the last one, and is set anew.
 func (s *Session) armLocked(since time.Time) {
-	limits := s.m.live.Load().Limits
-	limit, idle := limits.ExpireAfter, limits.IdleTimeout
-	if s.state == Active && idle > 0 && (limit <= 0 || idle < limit) {
-		limit = idle
-	}
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	if limit > 0 {
-		s.timer = time.AfterFunc(time.Until(since.Add(limit)), s.idled)
+	var due time.Time
+	sooner := func(at time.Time) {
+		if due.IsZero() || at.Before(due) {
+			due = at
+		}
+	}
+	limits := s.limits()
+	if limits.ExpireAfter > 0 {
+		sooner(since.Add(limits.ExpireAfter))
+	}
+	if limits.IdleTimeout > 0 && s.state == Active {
+		sooner(since.Add(limits.IdleTimeout))
+	}
+	if limits.MaxLifetime > 0 {
+		sooner(s.created.Add(limits.MaxLifetime))
+	}
+	if !s.orphaned.IsZero() {
+		sooner(s.orphaned)
+	}
+	if !due.IsZero() {
+		s.timer = time.AfterFunc(time.Until(due), s.aged)
 	}
 }
 
-// idled makes an idle session dormant, or ends a dormant one that has expired.
-func (s *Session) idled() {
+// aged makes an idle session dormant, ends a dormant one that has expired, and has one
+// whose life is over end with what runs.
+func (s *Session) aged() {
 	m := s.m
 	m.mu.Lock()
 	if s.state != Active && s.state != Dormant || m.draining {
 		m.mu.Unlock()
 		return
 	}
-	limits := m.live.Load().Limits
-	quiet := time.Since(s.lastActivity)
+	limits, now := s.limits(), time.Now()
+	quiet := now.Sub(s.lastActivity)
+	if limits.MaxLifetime > 0 && !now.Before(s.created.Add(limits.MaxLifetime)) {
+		s.beginEndLocked(fault.New(fault.UnknownSession, "the session has lived for %s, which is as long as it may (maxLifetime)", limits.MaxLifetime))
+		m.mu.Unlock()
+		m.spawn(func() { s.finishEnd(context.Background(), false) })
+		return
+	}
 	if s.busyLocked() { // idle time counts from the end of what runs
 		s.armLocked(time.Now())
 		m.mu.Unlock()
+		return
+	}
+	if orphan := !s.orphaned.IsZero() && !now.Before(s.orphaned); orphan {
+		s.beginEndLocked(errOrphaned)
+		m.mu.Unlock()
+		m.spawn(func() { s.finishEnd(context.Background(), true) })
 		return
 	}
 	if limits.ExpireAfter > 0 && quiet >= limits.ExpireAfter {
@@ -140,6 +186,7 @@ func (s *Session) idled() {
 // function that it returns does the going, without the lock.
 func (s *Session) sleepLocked() (release func()) {
 	s.state = Dormant
+	s.changedLocked()
 	holder, order, rested := s.holder, slices.Clone(s.order), make(chan struct{})
 	s.holder, s.rested = nil, rested
 	return func() {
@@ -198,6 +245,7 @@ func (s *Session) enterLocked() (begin func()) {
 	woke := s.state == Dormant
 	if woke {
 		s.state = Active
+		s.changedLocked()
 		s.holder = s.m.cfg.Pool.NewHolder(s.id)
 		s.armLocked(s.lastActivity)
 	}
@@ -313,8 +361,13 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 		holder.Release()
 	}
 	m.mu.Lock()
+	s.changedLocked()
 	s.state = Closed
 	delete(m.sessions, key{s.principal, s.id})
+	if m.unsaved[s] {
+		s.forgotten = make(chan struct{})
+		m.leaving[key{s.principal, s.id}] = s
+	}
 	m.mu.Unlock()
 	close(s.ended)
 	m.cfg.Log.Info("session closed", "session", s.id, "cause", s.cause)
@@ -354,6 +407,7 @@ func (s *Session) removeClient(c *Client) {
 		release = s.sleepLocked()
 		s.armLocked(s.lastActivity)
 	}
+	s.changedLocked()
 	m.mu.Unlock()
 	c.end(errEnded)
 	m.mu.Lock()

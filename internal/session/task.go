@@ -47,7 +47,7 @@ func (t *Task) Session() *Session { return t.session }
 // (A5). The context that f gets ends with ctx, and with the session. The error says why f
 // was not called: task_limit, session_limit, a session that ends, or the end of ctx.
 func (m *Manager) RunTask(ctx context.Context, spec TaskSpec, f func(ctx context.Context, t *Task)) error {
-	s, err := m.open(spec.Principal, spec.Session, NewID(), spec.Workspace)
+	s, err := m.open(wanted(spec.Principal, spec.Session, NewID(), spec.Workspace))
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (s *Session) register(ctx context.Context, spec TaskSpec) (*Task, error) {
 			m.mu.Unlock()
 			return nil, err
 		}
-		limit := m.live.Load().Limits.MaxTasks
+		limit := s.limits().MaxTasks
 		if limit <= 0 || len(s.tasks) < limit {
 			t.started = time.Now()
 			s.tasks[t] = struct{}{}

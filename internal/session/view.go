@@ -72,6 +72,7 @@ func (s *Session) setTools(f *Tools) {
 		return
 	}
 	s.m.mu.Lock()
+	s.changedLocked()
 	clients := make([]*Client, 0, len(s.clients))
 	for c := range s.clients {
 		clients = append(clients, c)

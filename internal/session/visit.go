@@ -66,7 +66,7 @@ func (m *Manager) Visit(v Visit) (*Client, error) {
 	if v.Tools != nil && v.Session == "" {
 		return nil, fault.New(fault.BadRequest, `_meta["roundhouse/tools"] changes what a session sees; name one with X-Session-Id or _meta["roundhouse/session"]`)
 	}
-	c.session, err = m.open(v.Principal, v.Session, unnamed, v.Workspace)
+	c.session, err = m.open(wanted(v.Principal, v.Session, unnamed, v.Workspace))
 	if err != nil {
 		return nil, err
 	}
@@ -112,6 +112,7 @@ func (m *Manager) Enter(h Hello, info string) (*Client, error) {
 		return nil, err
 	}
 	c.session.exit()
+	c.session.changed()
 	return c, nil
 }
 

@@ -265,11 +265,17 @@ func (x *tray) Done(p mux.Pieces) { x.done <- p }
 // initialize makes a client of a session ("" names none).
 func (w *world) initialize(scope, name string) (*Client, error) {
 	w.Helper()
+	return w.initializeFor(scope, name, true)
+}
+
+// initializeFor is initialize for a client that may outlive a restart, or not.
+func (w *world) initializeFor(scope, name string, lasting bool) (*Client, error) {
+	w.Helper()
 	f, err := wire.Parse([]byte(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"2"}}}`))
 	if err != nil {
 		w.Fatal(err)
 	}
-	c, _, err := w.m.Initialize(context.Background(), Hello{ClientID: NewID(), Principal: "local", Session: name, Scope: scope, Frame: f, Stream: newTray()})
+	c, _, err := w.m.Initialize(context.Background(), Hello{ClientID: NewID(), Principal: "local", Session: name, Scope: scope, Frame: f, Stream: newTray(), Lasting: lasting})
 	return c, err
 }
 

@@ -118,6 +118,9 @@ func open(ctx context.Context, cfg Config, h hooks) (_ *Store, err error) {
 	if err := migrate(ctx, c, version); err != nil {
 		return nil, err
 	}
+	if err := makePrivate(s.path); err != nil { // beside an empty database SQLite makes its files anew
+		return nil, err
+	}
 	if s.read, err = driver.Open(s.dsn("rw", readerPragmas...), keepPlans); err != nil {
 		return nil, err
 	}

@@ -544,8 +544,21 @@ func TestFilesAreForTheirOwnerAlone(t *testing.T) {
 		t.Skip("rights are inherited from the directory")
 	}
 	dir := t.TempDir()
+	private := func() {
+		t.Helper()
+		for name := range contents(t, dir) {
+			info, err := os.Stat(filepath.Join(dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Mode() != fs.FileMode(0o600) {
+				t.Errorf("%s has the mode %v", name, info.Mode())
+			}
+		}
+	}
 	s := openAt(t, filepath.Join(dir, "test.db"), hooks{})
 	begin(t, s, call("c"))
+	private()
 	s.Close()
 	if err := os.Chmod(s.path, 0o644); err != nil {
 		t.Fatal(err)
@@ -555,16 +568,7 @@ func TestFilesAreForTheirOwnerAlone(t *testing.T) {
 		t.Fatal("the connection is not gone")
 	}
 	begin(t, s, call("d"))
-	names := maps.Keys(contents(t, dir))
-	for name := range names {
-		info, err := os.Stat(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if info.Mode() != fs.FileMode(0o600) {
-			t.Errorf("%s has the mode %v", name, info.Mode())
-		}
-	}
+	private()
 }
 
 // C14: credentials are not stored, whatever the caller hands over.

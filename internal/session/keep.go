@@ -1,0 +1,321 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
+	"roundhouse/internal/store"
+)
+
+// Sessions are kept in the store, so that they outlive the daemon (N6). What changes one
+// only marks it; one goroutine writes all that are marked together, and what is marked
+// meanwhile goes with the next transaction. The times of last activity, which change with
+// each request, mark nothing: they are looked through now and then.
+
+const (
+	keepLazily  = 30 * time.Second // between two looks at what was active
+	keepTidily  = time.Hour        // between two looks at what is closed
+	keepRetry   = time.Second      // after a failure
+	maxDrafts   = 100              // sessions of one write
+	closedKept  = 24 * time.Hour   // how long a closed session can be looked at of which nothing is recorded
+	closedMost  = 10000            // such sessions
+	lossesKept  = 32               // in a session's description
+	maxAccount  = 1 << 20          // bytes of JSON; a session with more is stored without its clients
+	orphanGrace = 5 * time.Minute  // how long a session that nobody named waits for its shim after a restart
+)
+
+// account is what is stored of a session beside the columns that others read, too. It holds
+// no fingerprints, no forwarded headers and nothing of an injected server but its name.
+type account struct {
+	Minted   bool                  `json:"minted,omitempty"`
+	Limits   *config.SessionLimits `json:"limits,omitempty"`
+	Tools    *Tools                `json:"tools,omitempty"`
+	Calls    int64                 `json:"calls,omitempty"`
+	Clients  []clientAccount       `json:"clients,omitempty"`
+	Leases   []leaseAccount        `json:"leases,omitempty"`
+	Injected []string              `json:"injected,omitempty"`
+	Cleanups []CleanupInfo         `json:"cleanups,omitempty"`
+	Lost     []Loss                `json:"lost,omitempty"`
+	Restored time.Time             `json:"restored,omitzero"`
+	Ended    string                `json:"ended,omitempty"` // why
+}
+
+// clientAccount is what is stored of a client: its handshake, and what it has told servers.
+type clientAccount struct {
+	ID           string                   `json:"id"`
+	Scope        string                   `json:"server,omitempty"`
+	Version      string                   `json:"version"`
+	Capabilities json.RawMessage          `json:"capabilities"`
+	Name         string                   `json:"name,omitempty"`
+	Info         json.RawMessage          `json:"info,omitempty"`
+	Created      time.Time                `json:"created"`
+	Servers      map[string]serverAccount `json:"servers,omitempty"`
+}
+
+// serverAccount is what a client has told a server, and a new connection is told again.
+type serverAccount struct {
+	Level json.RawMessage   `json:"level,omitempty"` // params of logging/setLevel
+	URIs  map[string]string `json:"uris,omitempty"`  // subscribed to, each with the client's name of it
+}
+
+type leaseAccount struct {
+	Server   string    `json:"server"`
+	Instance string    `json:"instance"`
+	Since    time.Time `json:"since"`
+}
+
+// changedLocked has the session stored soon, if it is one to be kept.
+func (s *Session) changedLocked() {
+	m := s.m
+	if !s.kept || s.state == Closed || m.cfg.Store == nil {
+		return
+	}
+	m.unsaved[s] = true
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// changed is changedLocked without the lock.
+func (s *Session) changed() {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	s.changedLocked()
+}
+
+// keep writes what changes, until Shutdown.
+func (m *Manager) keep() {
+	lazily, tidily := time.NewTicker(keepLazily), time.NewTicker(keepTidily)
+	defer lazily.Stop()
+	defer tidily.Stop()
+	ctx := context.Background()
+	m.forget(ctx)
+	for {
+		select {
+		case <-m.wake:
+			m.saveAll(ctx)
+		case <-lazily.C:
+			m.markMoved()
+			m.saveAll(ctx)
+		case <-tidily.C:
+			m.forget(ctx)
+		case <-m.stop:
+			return
+		}
+	}
+}
+
+// markMoved marks the sessions that were active since they were stored.
+func (m *Manager) markMoved() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.sessions {
+		if !s.saved.Equal(s.lastActivity) {
+			s.changedLocked()
+		}
+	}
+}
+
+// forget removes what is stored of sessions that ended long ago.
+func (m *Manager) forget(ctx context.Context) {
+	if _, err := m.cfg.Store.ForgetSessions(ctx, time.Now().Add(-closedKept), closedMost); err != nil {
+		m.cfg.Log.Error("closed sessions could not be removed; this is tried again", "err", err)
+	}
+}
+
+// saveAll stores the marked sessions. What cannot be stored stays marked and is tried
+// again; sessions go on without (N6).
+func (m *Manager) saveAll(ctx context.Context) {
+	if m.cfg.Store == nil {
+		return
+	}
+	for {
+		m.mu.Lock()
+		var drafts []*draft
+		for s := range m.unsaved {
+			if len(drafts) == maxDrafts {
+				break
+			}
+			delete(m.unsaved, s)
+			drafts = append(drafts, s.draftLocked())
+		}
+		m.mu.Unlock()
+		if len(drafts) == 0 {
+			return
+		}
+		if err := m.save(ctx, drafts); err != nil {
+			m.cfg.Log.Error("sessions could not be stored; this is tried again", "sessions", len(drafts), "err", err)
+			time.AfterFunc(keepRetry, func() {
+				select {
+				case m.wake <- struct{}{}:
+				default:
+				}
+			})
+			return
+		}
+	}
+}
+
+// save writes drafts in one transaction.
+func (m *Manager) save(ctx context.Context, drafts []*draft) error {
+	rows := make([]store.Session, len(drafts))
+	for i, d := range drafts {
+		d.fill()
+		rows[i] = d.row
+	}
+	err := m.cfg.Store.SaveSession(ctx, rows...)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range drafts {
+		s := d.s
+		switch {
+		case err != nil:
+			m.unsaved[s] = true
+		case d.last:
+			close(s.forgotten)
+			if k := (key{s.principal, s.id}); m.leaving[k] == s {
+				delete(m.leaving, k)
+			}
+		default:
+			s.saved = d.row.LastActivity
+		}
+	}
+	return err
+}
+
+// saved stores a session now.
+func (m *Manager) saved(ctx context.Context, s *Session) error {
+	if m.cfg.Store == nil {
+		return nil
+	}
+	m.mu.Lock()
+	if s.state == Closed || s.parting != nil { // then that is stored
+		m.mu.Unlock()
+		return nil
+	}
+	d := s.draftLocked()
+	m.mu.Unlock()
+	if err := m.save(ctx, []*draft{d}); err != nil {
+		m.cfg.Log.Error("a session could not be stored", "session", s.id, "err", err)
+		return fault.New(fault.Internal, "session %q has begun, but could not be stored; the daemon's log says why", s.id)
+	}
+	return nil
+}
+
+// Resave stores the principal's session of that id anew, if there is one: somebody has
+// removed what was stored of it.
+func (m *Manager) Resave(principal, id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.sessions[key{principal, id}]; s != nil {
+		s.changedLocked()
+	}
+}
+
+// draft is a session on its way into the store.
+type draft struct {
+	s       *Session
+	row     store.Session // complete after fill
+	account account
+	clients []*Client
+	order   []*binding
+	last    bool // the session has ended
+	filled  bool
+}
+
+// draftLocked begins the draft of a session as it is. That of a session which ends because
+// roundhouse does is from before that, and adds how the end went.
+func (s *Session) draftLocked() *draft {
+	if d := s.parting; d != nil {
+		d.account.Cleanups, d.account.Lost = s.cleanups, s.lost
+		d.last, d.filled = s.state == Closed, false
+		return d
+	}
+	d := &draft{s: s, order: slices.Clone(s.order), last: s.state == Closed}
+	d.row = store.Session{
+		SessionKey: store.SessionKey{Principal: s.principal, ID: s.id, Incarnation: s.incarnation},
+		Kind:       s.kind, Workspace: s.workspace, State: string(s.state), Created: s.created, LastActivity: s.lastActivity, Metadata: s.metadata,
+	}
+	d.account = account{
+		Minted: s.minted, Tools: s.tools.Load(), Calls: s.calls, Cleanups: slices.Clone(s.cleanups), Lost: slices.Clone(s.lost), Restored: s.restored,
+	}
+	if s.ownLimits != (config.SessionLimits{}) {
+		d.account.Limits = &s.ownLimits
+	}
+	if d.last {
+		d.account.Ended = s.cause.Message
+	}
+	for _, server := range s.injected {
+		d.account.Injected = append(d.account.Injected, server.Name)
+	}
+	for c := range s.clients {
+		if c.lasting {
+			d.clients = append(d.clients, c)
+		}
+	}
+	slices.SortFunc(d.clients, func(a, b *Client) int {
+		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.id, b.id))
+	})
+	return d
+}
+
+// fill completes the draft, without the manager's lock. The second time it only takes up
+// what draftLocked has changed.
+func (d *draft) fill() {
+	if d.filled {
+		return
+	}
+	d.filled = true
+	if d.order != nil || d.clients != nil {
+		for _, c := range d.clients {
+			d.account.Clients = append(d.account.Clients, c.account(d.order))
+		}
+		for _, b := range d.order {
+			for _, l := range b.leased() {
+				d.account.Leases = append(d.account.Leases, leaseAccount{l.Server, l.Instance, l.Since})
+			}
+		}
+		d.clients, d.order = nil, nil
+	}
+	for {
+		b, err := json.Marshal(&d.account)
+		if err != nil {
+			panic(err) // valid JSON, strings and times
+		}
+		if d.row.Clients = b; len(b) <= maxAccount || d.account.Clients == nil {
+			return
+		}
+		d.s.m.cfg.Log.Warn("a session's clients declare so much that they are not stored; they will not outlive a restart", "session", d.s.id, "bytes", len(b))
+		d.account.Clients = nil
+	}
+}
+
+// account describes the client and what it has told the servers behind bindings.
+func (c *Client) account(order []*binding) clientAccount {
+	a := clientAccount{
+		ID: c.id, Scope: c.scope, Version: c.Version(), Capabilities: c.capabilities, Name: c.info, Info: c.clientInfo, Created: c.created,
+		Servers: map[string]serverAccount{},
+	}
+	c.mu.Lock()
+	for name, told := range c.told {
+		a.Servers[name] = told
+	}
+	c.mu.Unlock()
+	for _, b := range order {
+		b.mu.Lock()
+		p := b.peers[c]
+		b.mu.Unlock()
+		if p != nil {
+			if told := p.account(); told.Level != nil || len(told.URIs) > 0 {
+				a.Servers[b.name] = told
+			}
+		}
+	}
+	return a
+}
