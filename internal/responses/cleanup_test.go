@@ -31,21 +31,14 @@ func waits(w *world) http.HandlerFunc {
 	}
 }
 
-// checkLedger checks what servers saw: each that was opened is closed once, in the reverse
-// order, each of used got one clean-up before that and no other did, and nothing was called
-// after it.
+// checkLedger checks what servers saw: each that was opened is closed once, each of used got
+// one clean-up before that and no other did, and nothing was called after it.
 func checkLedger(t *testing.T, w *world, opened []string, used ...string) {
 	t.Helper()
 	for _, s := range opened {
 		w.await("close " + s)
 	}
 	lines := w.noted()
-	var order []string
-	for _, line := range lines {
-		if s, ok := strings.CutPrefix(line, "open "); ok {
-			order = append(order, s)
-		}
-	}
 	closing := 0
 	for _, s := range []string{"a", "b", "c"} {
 		wanted := 0
