@@ -152,6 +152,7 @@ type mcp struct {
 	path string
 	id   string
 	next int
+	told func(wire.Frame) // takes what comes before an answer; nil drops it
 }
 
 // rpcError is a JSON-RPC error.
@@ -227,8 +228,13 @@ func (m *mcp) call(ctx context.Context, method string, params []byte) (json.RawM
 		if err != nil {
 			return nil, fmt.Errorf("the daemon closed the stream without an answer: %w", err)
 		}
-		if f, err := wire.Parse(e.Data); err == nil && f.Kind == wire.Response && bytes.Equal(f.ID(), id) {
+		f, err := wire.Parse(e.Data)
+		switch {
+		case err != nil:
+		case f.Kind == wire.Response && bytes.Equal(f.ID(), id):
 			return answerOf(e.Data)
+		case m.told != nil:
+			m.told(f)
 		}
 	}
 }

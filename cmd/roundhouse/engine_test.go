@@ -49,10 +49,11 @@ var modelCommands = map[string]func(ts *testscript.TestScript, neg bool, args []
 }
 
 // complete answers as vLLM does: to n messages "answer n", which is the token n, behind a
-// prompt of one token for each message. It fails if the last one says so.
+// prompt of one token for each message; a stream has no tokens. It fails if the last one says so.
 func complete(w http.ResponseWriter, r *http.Request) {
 	var request struct {
 		Messages []struct{ Content string }
+		Stream   bool
 	}
 	if err := json.NewDecoder(r.Body).Decode(&request); err != nil || len(request.Messages) == 0 {
 		http.Error(w, `{"error":{"message":"what?"}}`, http.StatusBadRequest)
@@ -70,6 +71,11 @@ func complete(w http.ResponseWriter, r *http.Request) {
 			id, _ = strconv.Atoi(number)
 		}
 		prompt = append(prompt, strconv.Itoa(id))
+	}
+	if request.Stream {
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprintf(w, `data: {"id":"c%d","object":"chat.completion.chunk","model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"answer %d"},"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n", n, n)
+		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"id":"c%d","object":"chat.completion","model":"m","prompt_token_ids":[%s],"choices":[{"index":0,"message":{"role":"assistant","content":"answer %d"},

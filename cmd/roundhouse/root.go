@@ -83,7 +83,7 @@ configuration is wrong.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	connect := connectCommand()
 	connect.ValidArgsFunction = completeServers
-	root.AddCommand(serveCommand(), connect, psCommand(), sessionsCommand(), instancesCommand(), toolsCommand(), callCommand(), restartCommand(), logsCommand(), eventsCommand(),
+	root.AddCommand(serveCommand(), connect, psCommand(), sessionsCommand(), instancesCommand(), toolsCommand(), callCommand(), runCommand(), restartCommand(), logsCommand(), eventsCommand(),
 		tracesCommand(), exportCommand(), configCommand(), completionCommand(), versionCommand())
 	return root
 }

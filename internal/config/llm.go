@@ -15,8 +15,14 @@ type LLM struct {
 	Upstreams []*Upstream // in the order of the file; none means that model APIs are not served
 	Record    Record
 	Responses Responses
+	Tasks     Tasks
 	MaxBody   int64 // bytes of one request, and of one answer that is recorded (C11); 256 MiB
 	MaxQueued int64 // bytes of all requests and answers that wait in memory (C11); 512 MiB
+}
+
+// Tasks is the "llm.tasks" section: the tasks of run_task and run_tasks (A2).
+type Tasks struct {
+	Model string // of those that name none; "" is none
 }
 
 // Upstream is one entry of "llm.upstreams": an LLM endpoint.
@@ -142,6 +148,14 @@ var llmSection = section[document]{check: checkLLM, object: object[document]{fie
 	name: "responses",
 	doc:  "The Responses API: how tools of the type \"mcp\" are run for it, and for tasks.",
 	kind: responsesSection,
+}, {
+	name: "tasks",
+	doc:  "The tasks that roundhouse's own tools run_task and run_tasks have models work on.",
+	kind: section[document]{object: object[document]{fields: []field[document]{{
+		name: "model",
+		doc:  "The model of tasks that name none.",
+		kind: plain[document]{at: func(d *document) *string { return &d.LLM.Tasks.Model }},
+	}}}},
 }, {
 	name: "maxBody",
 	doc:  "The largest request of a model API, and the largest answer that is recorded: a number of bytes, or a size such as \"256MiB\".",

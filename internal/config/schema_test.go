@@ -51,7 +51,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			}
 			switch value := v.Field(i).Interface().(type) {
 			case []*config.Server, []*config.Upstream, []config.Problem:
-			case config.Sessions, config.Pool, config.Budget, config.PoolRecovery, config.Recovery, config.Health, config.Circuit, config.Gateway, config.Shutdown, config.Autostart, config.Auth, config.LLM, config.Record, config.Retention, config.Responses, config.ResponseRetention, config.Egress:
+			case config.Sessions, config.Pool, config.Budget, config.PoolRecovery, config.Recovery, config.Health, config.Circuit, config.Gateway, config.Shutdown, config.Autostart, config.Auth, config.LLM, config.Record, config.Retention, config.Responses, config.ResponseRetention, config.Egress, config.Tasks:
 				walk(key+".", v.Field(i))
 			case time.Duration:
 				text, _ := property(t, tree, key)["default"].(string)
@@ -61,7 +61,7 @@ func TestSchemaDefaultsAreTheDefaults(t *testing.T) {
 			default:
 				switch key {
 				case "file", "listenGiven":
-				case "stateDir", "store", "llm.record.retention.size", "llm.responses.egress.allow", "socket", "auth.tokens", "publicNames", "allowedOrigins", "pool.budget.mode", "pool.budget.servers", "pool.budget.processes":
+				case "stateDir", "store", "llm.record.retention.size", "llm.responses.egress.allow", "llm.tasks.model", "socket", "auth.tokens", "publicNames", "allowedOrigins", "pool.budget.mode", "pool.budget.servers", "pool.budget.processes":
 					if d, ok := property(t, tree, key)["default"]; ok {
 						t.Errorf("%s has the default %v", key, d)
 					}

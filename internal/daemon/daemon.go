@@ -156,7 +156,11 @@ func Run(ctx, hurry context.Context, o Options) error {
 	down.add(starter.Close)
 	instances := instance.New(instance.Config{Launcher: starter, Log: log})
 	s := &server{Options: o}
-	own := tools.New(tools.Config{Grace: func() time.Duration { return s.reloader.current.Load().Shutdown.Grace }, Log: log})
+	agents := tools.Config{Grace: func() time.Duration { return s.reloader.current.Load().Shutdown.Grace }, Model: cfg.LLM.Tasks.Model, Log: log}
+	if len(cfg.LLM.Upstreams) > 0 {
+		agents.Engine = func() *loop.Engine { return s.engine }
+	}
+	own := tools.New(agents)
 	sessions := session.NewManager(session.Config{
 		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Own: own.Own(), Store: database, Version: o.Version, Log: log, Events: events,
 	})
@@ -164,6 +168,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 		LLM: cfg.LLM, Store: database, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
 	s.pool, s.instances, s.sessions, s.models = shared, instances, sessions, models
+	s.engine = loop.New(loop.Config{Models: models, Sessions: sessions, Limits: cfg.LLM.Responses, Log: log, Events: events})
 	s.reloader = newReloader(s, events)
 	down.add(func() { s.stop(hurry) })
 
@@ -172,7 +177,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 	s.recorder = recorder.New(recorder.Config{Models: models, MaxBody: cfg.LLM.MaxBody, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log})
 	s.responses = responses.New(responses.Config{
 		Config: s.reloader.current.Load, Models: models, Store: database, Pass: s.recorder.Serve, Egress: responses.NewEgress(cfg.LLM.Responses.Egress),
-		Engine:  loop.New(loop.Config{Models: models, Sessions: sessions, Limits: cfg.LLM.Responses, Log: log, Events: events}),
+		Engine:  s.engine,
 		MaxBody: cfg.LLM.MaxBody, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline, Log: log,
 	})
 	s.control = control.New(control.Config{
@@ -263,6 +268,7 @@ type server struct {
 	models    *model.Models
 	gateway   *gateway.Gateway
 	recorder  *recorder.Recorder
+	engine    *loop.Engine // nil before models are there
 	responses *responses.Face
 	relay     *gateway.Relay
 	control   *control.Control

@@ -281,7 +281,7 @@ func (g *Guest) Alone() bool {
 func (m *Manager) Rest(principal, id string) {
 	m.mu.Lock()
 	s := m.sessions[key{principal, id}]
-	if s == nil || s.state != Active || s.inFlight > 0 || m.draining {
+	if s == nil || s.state != Active || s.busyLocked() || m.draining {
 		m.mu.Unlock()
 		return
 	}

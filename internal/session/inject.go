@@ -156,6 +156,16 @@ func (s *Session) server(name string) (*config.Server, error) {
 	return s.serverLocked(name)
 }
 
+// Servers returns the names of all usable servers of the session, its own ones last.
+func (s *Session) Servers() []string {
+	list := s.servers()
+	names := make([]string, len(list))
+	for i, server := range list {
+		names[i] = server.Name
+	}
+	return names
+}
+
 // servers returns all usable servers of the session, its own ones last.
 func (s *Session) servers() []*config.Server {
 	s.m.mu.Lock()

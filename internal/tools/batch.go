@@ -78,7 +78,8 @@ func (t *Tools) runBatch(ctx context.Context, c *session.OwnCall) (result, error
 			return readResult(raw)
 		}}
 	}
-	outcomes, minted, err := t.tasks(ctx, c, a.manner, jobs)
+	told := &steps{c: c, total: len(jobs)}
+	outcomes, minted, err := t.tasks(ctx, c, a.manner, jobs, told.ended)
 	if err != nil {
 		return result{}, err
 	}

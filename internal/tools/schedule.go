@@ -24,8 +24,10 @@ type outcome struct {
 
 // failed is the outcome of a task that has no other.
 func failed(why string) outcome {
-	return outcome{content: []json.RawMessage{text("Task failed: " + why)}, isError: true}
+	return outcome{content: []json.RawMessage{text(taskFailed + why)}, isError: true}
 }
+
+const taskFailed = "Task failed: "
 
 // words is the text of an outcome.
 func (o outcome) words() string {
@@ -99,7 +101,8 @@ type job struct {
 
 // tasks carries out jobs as tasks of sessions (A3, A5) and returns what became of them, in
 // their order, and the name of the session that began for a caller who has none, or "".
-func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs []job) (outcomes []outcome, minted string, err error) {
+// ended is told how many have ended, in rising order.
+func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs []job, ended func(done int)) (outcomes []outcome, minted string, err error) {
 	spec := session.TaskSpec{Principal: c.Client.Session().Principal(), Workspace: c.Client.Session().Workspace(), Wait: true}
 	switch {
 	case how.Isolate && how.Session != "":
@@ -132,9 +135,7 @@ func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs 
 		}
 		return o
 	}
-	outcomes = t.carryOut(n, atOnce, one, func(done int) {
-		c.Progress(float64(done), float64(n), fmt.Sprintf("%d of %d done", done, n))
-	})
+	outcomes = t.carryOut(n, atOnce, one, ended)
 	return outcomes, minted, context.Cause(ctx)
 }
 
@@ -153,4 +154,35 @@ func readResult(raw json.RawMessage) outcome {
 		return failed("the server wants to know something during the call, and can be told only when the tool is called by itself")
 	}
 	return outcome{r.Content, r.Structured, r.IsError}
+}
+
+// steps tells the caller how far his tasks are, in numbers that grow: how many have ended,
+// and in between what is done. Of one task nobody knows how many steps it has.
+type steps struct {
+	c     *session.OwnCall
+	total int // tasks; 0 for one alone
+
+	mu   sync.Mutex
+	done int // tasks that have ended
+	told int // steps
+}
+
+// step tells of a step.
+func (s *steps) step(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock() // held for the call, which never blocks, so that steps come in order
+	s.told++
+	progress := float64(s.told)
+	if s.total > 0 {
+		progress = float64(s.done) + progress/(progress+1)
+	}
+	s.c.Progress(progress, float64(s.total), what)
+}
+
+// ended tells that so many tasks have ended.
+func (s *steps) ended(done int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done = done
+	s.c.Progress(float64(done), float64(s.total), fmt.Sprintf("%d of %d done", done, s.total))
 }

@@ -182,7 +182,8 @@ func TestSessionsThatEndEachOther(t *testing.T) {
 			<-out.done
 		}
 		synctest.Wait()
-		if took := time.Since(begun); took > 11*time.Second || len(w.sessions("local")) > 0 {
+		// One may have begun to end before it could end the other.
+		if took := time.Since(begun); took > 11*time.Second || len(w.sessions("local")) > 1 {
 			t.Errorf("it took %s; there are sessions %v", took, w.sessions("local"))
 		}
 	})

@@ -1,5 +1,5 @@
 // Package tools is roundhouse's own MCP tools: they look at sessions, end them, take
-// pictures of instances, and carry out several calls at once. They are served by package
+// pictures of instances, carry out several calls at once, and have models work on tasks. They are served by package
 // session, as those of a server that is called roundhouse, and go to servers through the
 // session package alone.
 //
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"roundhouse/internal/fault"
+	"roundhouse/internal/loop"
 	"roundhouse/internal/session"
 	"roundhouse/internal/wire"
 )
@@ -26,7 +27,11 @@ import (
 type Config struct {
 	// Grace is how long calls in flight have when a session is ended, as it is now; required.
 	Grace func() time.Duration
-	Log   *slog.Logger // nil discards
+	// Engine has models work on tasks. It is asked for when one is to begin; nil is for
+	// where there are no models, and so no tools that run them.
+	Engine func() *loop.Engine
+	Model  string       // that works on tasks which name none; "" is none
+	Log    *slog.Logger // nil discards
 }
 
 // Tools are roundhouse's own tools. They keep nothing between calls.
@@ -56,6 +61,9 @@ const sessionID = `"session_id": {"type": "string", "pattern": "^[A-Za-z0-9._:-]
 // Own returns the tools as a session.Manager serves them.
 func (t *Tools) Own() []session.OwnTool {
 	all := []tool{t.stats(), t.cleanup(), t.release(), t.screenshot(), t.batch()}
+	if t.cfg.Engine != nil {
+		all = append(all, t.runTask(), t.runTasks())
+	}
 	own := make([]session.OwnTool, len(all))
 	for i, x := range all {
 		own[i] = session.OwnTool{Name: x.name, Listed: x.listed(), Run: x.answer}

@@ -49,33 +49,42 @@ func inWorld(t *testing.T, maxTasks int, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t}
-		p := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Second})
-		starter := instance.NewStarter(instance.StarterConfig{Pool: p, Base: t.TempDir()})
-		instances := instance.New(instance.Config{Launcher: starter})
-		w.t = New(Config{Grace: func() time.Duration { return 10 * time.Second }, Log: slog.New(slog.DiscardHandler)})
-		w.own = w.t.Own()
-		browser := server("browser")
-		browser.Sharing = config.Exclusive
-		browser.Instances = config.Instances{Max: 4, IdleTimeout: time.Minute, MaxWait: time.Minute, OnRelease: config.ReleaseDestroy, Snapshot: config.ToolCall{Tool: "look"}}
-		w.m = session.NewManager(session.Config{
-			Pool: p, Instances: instances, Own: w.own, Version: "test",
-			Settings: session.Settings{
-				Servers: []*config.Server{server("files"), browser}, ListWait: time.Minute, InteractiveTimeout: time.Minute,
-				Limits: config.Sessions{Max: 100, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour, MaxTasks: maxTasks},
-			},
-		})
+		end := w.begin(maxTasks, Config{})
 		test(w)
 		synctest.Wait()
 		if st := w.m.Stats(); st.InFlight+st.Tasks > 0 {
 			t.Errorf("left: %+v", st)
 		}
+		end()
+	})
+}
+
+// begin builds the world, and returns what ends it.
+func (w *world) begin(maxTasks int, cfg Config) (end func()) {
+	p := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Second})
+	starter := instance.NewStarter(instance.StarterConfig{Pool: p, Base: w.TempDir()})
+	instances := instance.New(instance.Config{Launcher: starter})
+	cfg.Grace, cfg.Log = func() time.Duration { return 10 * time.Second }, slog.New(slog.DiscardHandler)
+	w.t = New(cfg)
+	w.own = w.t.Own()
+	browser := server("browser")
+	browser.Sharing = config.Exclusive
+	browser.Instances = config.Instances{Max: 4, IdleTimeout: time.Minute, MaxWait: time.Minute, OnRelease: config.ReleaseDestroy, Snapshot: config.ToolCall{Tool: "look"}}
+	w.m = session.NewManager(session.Config{
+		Pool: p, Instances: instances, Own: w.own, Version: "test",
+		Settings: session.Settings{
+			Servers: []*config.Server{server("files"), browser}, ListWait: time.Minute, InteractiveTimeout: time.Minute,
+			Limits: config.Sessions{Max: 100, IdleTimeout: 10 * time.Minute, ExpireAfter: 24 * time.Hour, MaxTasks: maxTasks},
+		},
+	})
+	return func() {
 		w.m.Drain()
 		w.m.Shutdown(context.Background())
 		instances.Drain(context.Background())
 		p.Drain(context.Background(), true)
 		instances.Join()
 		starter.Close()
-	})
+	}
 }
 
 func server(name string) *config.Server {
