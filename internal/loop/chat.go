@@ -18,12 +18,13 @@ import (
 )
 
 // chat speaks to an upstream of the API chat completions. What it has said stays as it is,
-// so that each prompt begins with the one before (but for pictures that have become too
-// many).
+// so that each prompt begins with the one before, but for pictures that have become too
+// many.
 type chat struct {
 	r        *Run
 	messages []*chatMessage
 	history  chatHistory // what of the input is not a message yet
+	album    *album
 }
 
 // chatMessage is one message, as it is sent.
@@ -33,14 +34,18 @@ type chatMessage struct {
 	ToolCalls []chatCall      `json:"tool_calls,omitempty"`
 	CallID    string          `json:"tool_call_id,omitempty"`
 
-	extra    map[string]json.RawMessage // of an answer: what engines want to have back
-	pictures int                        // of a tool's; the newest of all are kept
+	extra map[string]json.RawMessage // of an answer: what engines want to have back
+	shown *page                      // in place of Content: what tools have shown, or nil
 }
 
 // MarshalJSON puts the members that are not known behind those that are.
 func (m *chatMessage) MarshalJSON() ([]byte, error) {
 	type known chatMessage
-	b, err := json.Marshal((*known)(m))
+	v := known(*m)
+	if m.shown != nil {
+		v.Content = array(m.shown.parts)
+	}
+	b, err := json.Marshal(&v)
 	if err != nil || len(m.extra) == 0 {
 		return b, err
 	}
@@ -80,7 +85,7 @@ func (c chatCall) MarshalJSON() ([]byte, error) {
 
 // newChat begins a conversation.
 func newChat(r *Run) *chat {
-	c := &chat{r: r}
+	c := &chat{r: r, album: newAlbum(r.engine.cfg.Limits.MaxImages)}
 	c.history.c = c
 	if r.t.Instructions != "" {
 		c.add(&chatMessage{Role: "system", Content: text(r.t.Instructions)})
@@ -104,47 +109,12 @@ func text(s string) json.RawMessage {
 
 // answer gives the model what came of its calls.
 func (c *chat) answer(results []*result) {
-	pictures := []json.RawMessage{}
 	for _, res := range results {
 		c.add(&chatMessage{Role: "tool", CallID: res.callID, Content: text(res.text)})
-		for _, p := range res.pictures {
-			pictures = append(pictures, imagePart(p.URL(), ""))
-		}
-	}
-	if len(pictures) == 0 {
-		return
 	}
 	// Messages of tools hold text only; what they show follows as the user's.
-	parts := append([]json.RawMessage{textPart("What the tools have shown:")}, pictures...)
-	c.add(&chatMessage{Role: "user", Content: array(parts), pictures: len(pictures)})
-	c.forget(c.r.engine.cfg.Limits.MaxImages)
-}
-
-// forget keeps the newest n of the tools' pictures, and leaves a word in the place of each
-// other (A2, X9).
-func (c *chat) forget(n int) {
-	for i := len(c.messages) - 1; i >= 0; i-- {
-		m := c.messages[i]
-		if m.pictures == 0 {
-			continue
-		}
-		drop := max(0, m.pictures-n)
-		n = max(0, n-m.pictures)
-		if drop == 0 {
-			continue
-		}
-		var parts []json.RawMessage
-		if json.Unmarshal(m.Content, &parts) != nil {
-			continue // it is ours and can be read
-		}
-		m.pictures -= drop
-		for j, part := range parts {
-			if drop > 0 && bytes.Contains(part[:min(len(part), 40)], []byte(`"image_url"`)) {
-				parts[j] = textPart("(an earlier picture, which is not shown any more)")
-				drop--
-			}
-		}
-		m.Content = array(parts)
+	if shown := c.album.add(results, textPart, func(p Picture) json.RawMessage { return imagePart(p.URL(), "") }); shown != nil {
+		c.add(&chatMessage{Role: "user", shown: shown})
 	}
 }
 
@@ -220,35 +190,9 @@ func (c *chat) request(first bool) ([]byte, error) {
 	if err := chatSettings(body, t.Settings, c.r.upstream.Engine(), c.r.usage.Output); err != nil {
 		return nil, err
 	}
-	choice := Choice{Allowed: t.Choice.Allowed}
-	if first {
-		choice = t.Choice
-	}
-	var tools []any
-	for _, x := range c.r.tools.permitted(&choice) {
-		if choice.Label != "" && choice.Name == "" && (x.server == nil || x.server.Label != choice.Label) {
-			continue // only by leaving out the others can it be made to choose among one server's
-		}
-		tools = append(tools, chatTool(x))
-	}
-	if len(tools) > 0 {
-		body["tools"] = tools
-		if t.Serial {
-			body["parallel_tool_calls"] = false
-		}
-		switch {
-		case choice.Name != "":
-			name := choice.Name
-			if choice.Label != "" {
-				name = c.r.tools.of(choice.Label, choice.Name).name
-			}
-			body["tool_choice"] = map[string]any{"type": "function", "function": map[string]string{"name": name}}
-		case choice.Label != "":
-			body["tool_choice"] = Required
-		case choice.Mode.or() != Auto:
-			body["tool_choice"] = choice.Mode
-		}
-	}
+	c.r.offer(first, chatTool, func(name string, _ *tool) any {
+		return map[string]any{"type": "function", "function": map[string]string{"name": name}}
+	}, body)
 	return json.Marshal(body)
 }
 
@@ -263,10 +207,7 @@ func chatTool(x *tool) any {
 	f := function{Name: x.name}
 	switch {
 	case x.function == nil:
-		f.Description, f.Parameters = x.listed.Description, x.listed.Schema
-		if x.server.Description != "" {
-			f.Description = strings.TrimSpace(f.Description + "\n\n" + x.server.Description)
-		}
+		f.Description, f.Parameters = x.description(), x.listed.Schema
 	case x.function.Custom:
 		f.Description, f.Parameters = x.function.Description, json.RawMessage(`{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],"additionalProperties":false}`)
 	default:
@@ -566,4 +507,10 @@ func (p *chatReader) said() *chatMessage {
 		})
 	}
 	return m
+}
+
+// check implements speaker.
+func (c *chat) check() error {
+	_, err := c.request(true)
+	return err
 }

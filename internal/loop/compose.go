@@ -24,6 +24,7 @@ type modelCall struct {
 	told      int   // bytes of arguments that were told of
 	tool      *tool // nil if there is none of the name
 	item      *Item // nil before the call was told of, and of a call that is dropped
+	plain     bool  // a custom tool's arguments are its input, rather than an object that holds it
 	settled   bool  // all of it has come
 	dropped   bool
 }
@@ -53,6 +54,16 @@ func (c *composer) say(of ItemType, kind Kind, delta string) {
 		c.open.Thoughts += delta
 	}
 	c.r.tell(kind, c.open, delta)
+}
+
+// start begins a message or reasoning under the id that the upstream gives it.
+func (c *composer) start(of ItemType, id string) {
+	c.close(StatusCompleted)
+	c.open = c.r.begin(of)
+	if id != "" {
+		c.open.ID = id
+	}
+	c.r.tell(Added, c.open, "")
 }
 
 // close ends the message or reasoning that grows.
@@ -149,7 +160,7 @@ func (c *composer) settle(k *modelCall, complete bool) {
 		return
 	}
 	k.settled = true
-	if k.arguments.Len() == 0 {
+	if k.arguments.Len() == 0 && !k.plain {
 		k.arguments.WriteString("{}") // which models leave out where there are none
 	}
 	c.announce(k)
@@ -161,7 +172,9 @@ func (c *composer) settle(k *modelCall, complete bool) {
 		k.item = c.r.begin(CustomCall)
 		k.item.CallID, k.item.Name = k.id, k.name
 		c.r.tell(Added, k.item, "")
-		k.item.Arguments = customInput(k.arguments.String())
+		if k.item.Arguments = k.arguments.String(); !k.plain {
+			k.item.Arguments = customInput(k.item.Arguments)
+		}
 		c.r.tell(Arguments, k.item, k.item.Arguments)
 		c.finishCall(k, StatusCompleted)
 	case k.item == nil:

@@ -44,6 +44,8 @@ type Run struct {
 type speaker interface {
 	// remind adds an item that was said or done before the first turn.
 	remind(item json.RawMessage) error
+	// check returns what is wrong with the settings.
+	check() error
 	// turn has the model answer. Its errors are *Failure or the cause of ctx.
 	turn(ctx context.Context, co *composer, first bool) error
 	// answer gives the model what came of the calls of its last turn.
@@ -66,16 +68,19 @@ func newRun(e *Engine, t *Task) (*Run, error) {
 	if err := r.readInput(); err != nil {
 		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
 	}
-	c := newChat(r)
+	if u.SpeaksResponses() {
+		r.speaker = newPeer(r)
+	} else {
+		r.speaker = newChat(r)
+	}
 	for i, raw := range t.Input {
-		if err := c.remind(raw); err != nil {
+		if err := r.speaker.remind(raw); err != nil {
 			return nil, &Failure{http.StatusBadRequest, "invalid_request_error", fmt.Sprintf("input[%d]: %v", i, err)}
 		}
 	}
-	if _, err := c.request(true); err != nil {
+	if err := r.speaker.check(); err != nil {
 		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
 	}
-	r.speaker = c
 	r.sessions = newToolSessions(e, t)
 	return r, nil
 }

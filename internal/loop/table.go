@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"roundhouse/internal/session"
 )
@@ -57,6 +58,11 @@ type tool struct {
 	server   *Server // of the tool; nil of a function
 	listed   ListedTool
 	approval bool // its calls wait for approval
+}
+
+// description says what a server's tool is for.
+func (x *tool) description() string {
+	return strings.TrimSpace(x.listed.Description + "\n\n" + x.server.Description)
 }
 
 // table has what the model may call.
@@ -177,3 +183,38 @@ func (t *table) missing(c *Choice) *Failure {
 
 // or returns the mode with its default.
 func (m Mode) or() Mode { return cmp.Or(m, Auto) }
+
+// offer puts into a model's request what it may call, and what it must: tools as told makes
+// them, and the one that it must call as must does.
+func (r *Run) offer(first bool, told func(*tool) any, must func(name string, x *tool) any, body map[string]any) {
+	choice := Choice{Allowed: r.t.Choice.Allowed}
+	if first { // later it would have to call for ever
+		choice = r.t.Choice
+	}
+	var tools []any
+	for _, x := range r.tools.permitted(&choice) {
+		if choice.Label != "" && choice.Name == "" && (x.server == nil || x.server.Label != choice.Label) {
+			continue // only by leaving out the others can it be made to choose among one server's
+		}
+		tools = append(tools, told(x))
+	}
+	if len(tools) == 0 {
+		return
+	}
+	body["tools"] = tools
+	if r.t.Serial {
+		body["parallel_tool_calls"] = false
+	}
+	named := r.tools.byName[choice.Name]
+	if choice.Label != "" {
+		named = r.tools.of(choice.Label, choice.Name)
+	}
+	switch {
+	case choice.Name != "" && named != nil:
+		body["tool_choice"] = must(named.name, named)
+	case choice.Label != "":
+		body["tool_choice"] = Required
+	case choice.Mode.or() != Auto:
+		body["tool_choice"] = choice.Mode
+	}
+}

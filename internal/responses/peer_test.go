@@ -1,0 +1,133 @@
+package responses_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// peerSays is an upstream that speaks the Responses API itself: items, told of in pieces.
+func peerSays(items ...string) http.HandlerFunc {
+	var pieces []string
+	event := func(kind, members string) {
+		pieces = append(pieces, fmt.Sprintf("event: %s\ndata: {\"type\":%q,\"sequence_number\":%d%s}\n\n", kind, kind, len(pieces), members))
+	}
+	event("response.created", `,"response":{"id":"r","status":"in_progress","output":[]}`)
+	for i, item := range items {
+		var v map[string]any
+		if err := json.Unmarshal([]byte(item), &v); err != nil {
+			panic(err)
+		}
+		begun := map[string]any{"type": v["type"], "id": v["id"], "status": "in_progress"}
+		for _, name := range []string{"call_id", "name"} {
+			if v[name] != nil {
+				begun[name] = v[name]
+			}
+		}
+		b, err := json.Marshal(begun)
+		if err != nil {
+			panic(err)
+		}
+		event("response.output_item.added", fmt.Sprintf(`,"output_index":%d,"item":%s`, i, b))
+		switch v["type"] {
+		case "message":
+			event("response.output_text.delta", fmt.Sprintf(`,"output_index":%d,"content_index":0,"delta":%q`, i, at(v, "content.0.text")))
+		case "function_call":
+			for _, piece := range strings.SplitAfter(v["arguments"].(string), ":") {
+				event("response.function_call_arguments.delta", fmt.Sprintf(`,"output_index":%d,"delta":%q`, i, piece))
+			}
+		case "custom_tool_call":
+			event("response.custom_tool_call_input.delta", fmt.Sprintf(`,"output_index":%d,"delta":%q`, i, v["input"]))
+		}
+		event("response.output_item.done", fmt.Sprintf(`,"output_index":%d,"item":%s`, i, item))
+	}
+	event("response.completed", `,"response":{"id":"r","status":"completed","output":[`+strings.Join(items, ",")+`],"usage":{"input_tokens":7,"output_tokens":3,"output_tokens_details":{"reasoning_tokens":2}}}`)
+	return stream(pieces...)
+}
+
+// X1: an upstream that speaks the Responses API is spoken to in that, with servers' tools as
+// functions, and what it said comes back to it as it was.
+func TestAnUpstreamOfTheSameAPI(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses, w.llm.Upstreams[0].Engine = true, "openai" })
+	reasoning := `{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"I think"}],"encrypted_content":"xyz"}`
+	w.answers(
+		peerSays(reasoning, `{"type":"function_call","id":"fc_1","call_id":"c1","name":"a__echo","arguments":"{\"n\":1}","status":"completed"}`),
+		peerSays(`{"type":"message","id":"msg_1","role":"assistant","status":"completed","content":[{"type":"output_text","text":"done","annotations":[]}]}`))
+	tools := `"reasoning":{"effort":"low"},"max_output_tokens":50,"instructions":"be kind",` + oneServer
+	events := w.streamed(`{"model":"m","input":"go","stream":true,` + tools + `}`)
+	checkOrder(t, events)
+	o := events[len(events)-1]["response"].(map[string]any)
+	want(t, o, "status", "completed", "output.1.type", "reasoning", "output.1.id", "rs_1", "output.1.encrypted_content", "xyz", "output.1.summary.0.text", "I think",
+		"output.2.type", "mcp_call", "output.2.output", `echo {"n":1}`, "output.2.arguments", `{"n":1}`, "output.3.type", "message", "output.3.content.0.text", "done",
+		"usage.input_tokens", 14, "usage.output_tokens_details.reasoning_tokens", 4)
+	p := w.prompts()
+	want(t, p[0], "input.0.role", "user", "instructions", "be kind", "store", false, "stream", true, "include.0", "reasoning.encrypted_content", "tools.0.type", "function", "tools.0.name", "a__echo",
+		"tools.0.parameters.type", "object", "reasoning.effort", "low", "max_output_tokens", 50)
+	want(t, p[1], "input.1.type", "reasoning", "input.1.id", "rs_1", "input.2.type", "function_call", "input.2.id", nil, "input.2.call_id", "c1", "input.3.type", "function_call_output", "input.3.call_id", "c1",
+		"input.3.output", `echo {"n":1}`, "max_output_tokens", 47, "input.4", nil)
+
+	// All of it goes on in a further request.
+	w.answers(peerSays(`{"type":"message","id":"msg_2","role":"assistant","content":[{"type":"output_text","text":"more"}]}`))
+	again := w.post(`{"model":"m","input":` + again(t, o) + `,` + oneServer + `}`).object(t)
+	want(t, again, "status", "completed", "output.0.content.0.text", "more")
+	want(t, w.prompts()[0], "input.1.type", "reasoning", "input.2.type", "function_call", "input.2.name", "a__echo", "input.3.output", `echo {"n":1}`, "input.4.type", "message", "input.4.id", nil, "input.5", nil)
+}
+
+// X1: custom tools and pictures of such an upstream, and one that does not stream.
+func TestMoreOfAnUpstreamOfTheSameAPI(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {
+		return `{"content":[{"type":"image","data":"AAAA","mimeType":"image/png"}]}`, ""
+	})
+	w.answers(fails(200, `{"id":"r","status":"completed","output":[{"type":"function_call","id":"f","call_id":"c","name":"a__act","arguments":"{}"}],"usage":{"input_tokens":1,"output_tokens":1}}`),
+		peerSays(`{"type":"custom_tool_call","id":"x","call_id":"c2","name":"free","input":"{\"input\":1}"}`))
+	o := w.post(`{"model":"m","input":"go","tools":[{"type":"custom","name":"free"},{"type":"mcp","server_label":"a","require_approval":"never"}]}`).object(t)
+	want(t, o, "status", "completed", "output.1.type", "mcp_call", "output.2.type", "custom_tool_call", "output.2.input", `{"input":1}`)
+	want(t, w.prompts()[0], "tools.0.type", "custom", "include", nil)
+	want(t, w.prompts()[1], "input.2.type", "function_call_output", "input.3.content.1.type", "input_image", "input.3.content.1.image_url", "data:image/png;base64,AAAA")
+}
+
+// A.7: how such an upstream tells of its failures.
+func TestFailuresOfAnUpstreamOfTheSameAPI(t *testing.T) {
+	for name, f := range map[string]struct {
+		script http.HandlerFunc
+		status string
+		why    string
+	}{
+		"failed":     {stream("data: {\"type\":\"response.failed\",\"response\":{\"status\":\"failed\",\"output\":[],\"error\":{\"code\":\"server_error\",\"message\":\"oh no\"}}}\n\n"), "failed", "oh no"},
+		"an error":   {stream("data: {\"type\":\"error\",\"code\":\"busy\",\"message\":\"oh no\"}\n\n"), "failed", "oh no"},
+		"cut":        {stream("data: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\",\"output\":[]}}\n\n", cut), "failed", "broke off"},
+		"incomplete": {stream("data: {\"type\":\"response.incomplete\",\"response\":{\"status\":\"incomplete\",\"output\":[],\"incomplete_details\":{\"reason\":\"content_filter\"}}}\n\n"), "incomplete", "content_filter"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+			w.answers(f.script)
+			events := w.streamed(`{"model":"m","input":"go","stream":true,` + oneServer + `}`)
+			checkOrder(t, events)
+			last := events[len(events)-1]
+			want(t, last, "type", "response."+f.status)
+			if b, _ := json.Marshal(last); !strings.Contains(string(b), f.why) {
+				t.Errorf("%s", b)
+			}
+		})
+	}
+}
+
+// X1: what needs no loop passes to such an upstream as it is.
+func TestWhatNeedsNoLoopPasses(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+	w.answers(peerSays(`{"type":"message","id":"msg_1","role":"assistant","content":[{"type":"output_text","text":"hi"}]}`))
+	for _, body := range []string{
+		`{"model":"m","input":"hi","stream":true}`,
+		`{"model":"m","input":"hi","stream":true,"tools":[{"type":"web_search"}],"conversation":"c"}`,
+	} {
+		g := w.post(body)
+		if g.status != http.StatusOK || !strings.Contains(g.body, `"id":"msg_1"`) || strings.Contains(g.body, "resp_") {
+			t.Errorf("%s: %d %s", body, g.status, g.body)
+		}
+	}
+	p := w.prompts()[1]
+	want(t, p, "tools.0.type", "web_search", "conversation", "c")
+}
