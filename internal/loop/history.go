@@ -3,6 +3,7 @@ package loop
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/session"
@@ -152,15 +153,15 @@ func (h *chatHistory) thoughts(it *inputItem) {
 	}
 	var parts []struct{ Text string }
 	_ = json.Unmarshal(it.Content, &parts) // what has no text has none to pass on
-	thoughts := ""
+	var thoughts strings.Builder
 	for _, p := range parts {
-		thoughts += p.Text
+		thoughts.WriteString(p.Text)
 	}
-	if thoughts == "" {
+	if thoughts.String() == "" {
 		return
 	}
 	h.flush()
-	h.assistant().extra = map[string]json.RawMessage{"reasoning_content": text(thoughts)}
+	h.assistant().extra = map[string]json.RawMessage{"reasoning_content": text(thoughts.String())}
 }
 
 // message adds what somebody said.

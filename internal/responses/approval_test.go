@@ -2,6 +2,7 @@ package responses_test
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -81,9 +82,7 @@ func TestApprovalsThatDoNotCount(t *testing.T) {
 	request := at(o, "output.1").(map[string]any)
 	yes := map[string]any{"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": true}
 	edited := map[string]any{}
-	for k, v := range request {
-		edited[k] = v
-	}
+	maps.Copy(edited, request)
 	edited["arguments"] = `{"n":1000}`
 	for name, input := range map[string]string{
 		"a foreign id":     again(t, o, map[string]any{"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": true}),

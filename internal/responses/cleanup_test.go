@@ -301,7 +301,7 @@ func TestReleaseIsInTheReverseOrderOfAcquisition(t *testing.T) {
 				}
 			})
 			var script []http.HandlerFunc
-			for _, name := range strings.Split(order, "") {
+			for name := range strings.SplitSeq(order, "") {
 				script = append(script, calls(call{"1", name + "__echo", "{}"}))
 			}
 			w.answers(append(script, says("done"))...)

@@ -220,8 +220,8 @@ func (x *exchange) answer(req *request) error {
 	if err != nil {
 		return err
 	}
-	if !req.background { // it is cancelled when nobody waits for it any more
-		defer context.AfterFunc(x.r.Context(), func() { r.cancel(errClientGone) })()
+	if !req.background {
+		defer r.cancel(errClientGone) // nobody waits for it any more; if it has ended, this changes nothing
 	}
 	if req.stream {
 		x.stream(r, 0)
@@ -266,6 +266,9 @@ func (x *exchange) begin(req *request) (*run, error) {
 		}
 	}
 	if err := x.complete(x.r.Context(), &task); err != nil {
+		return nil, err
+	}
+	if err := x.checkServers(&task); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(x.ctx)

@@ -117,6 +117,7 @@ func TestUnsupportedRequestsAreRefusedByName(t *testing.T) {
 		`{"model":"m"}`:             "input",
 		`{"model":"m","input":[1]}`: "input[0]",
 		`{"model":"m","input":"x","tools":[{"type":"web_search"}]}`:                                               "web_search",
+		`{"model":"m","input":"x","tools":[{"type":"mcp","server_label":"nobody"}]}`:                              `called \"nobody\"`,
 		`{"model":"m","input":"x","tools":[{"type":"mcp"}]}`:                                                      "server_label",
 		`{"model":"m","input":"x","tools":[{"type":"mcp","server_label":"a","connector_id":"connector_x"}]}`:      "connector_id",
 		`{"model":"m","input":"x","tools":[{"type":"mcp","server_label":"a","require_approval":"sometimes"}]}`:    "sometimes",

@@ -95,3 +95,14 @@ func (f *Face) checkHeader(at, name string, header http.Header) *loop.Failure {
 	}
 	return nil
 }
+
+// checkServers refuses the name of a server that no session can have. One that is named may
+// have servers of its own.
+func (f *Face) checkServers(t *loop.Task) error {
+	for _, s := range t.Servers {
+		if t.Session == "" && s.Invitation.Brought == nil && !slices.ContainsFunc(f.cfg.Config().Servers, func(c *config.Server) bool { return c.Name == s.Label }) {
+			return refused("no configured server is called %q; give the server_url of one that is not configured", s.Label)
+		}
+	}
+	return nil
+}

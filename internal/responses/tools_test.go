@@ -168,17 +168,17 @@ func TestServersByAddress(t *testing.T) {
 	if s.URL.Reveal() != "http://tools.example/mcp?key=s3cret" || s.Headers["X-Key"].Reveal() != "s3cret" || s.Headers["Authorization"].Reveal() != "Bearer s3cret" || s.Dialer == nil {
 		t.Errorf("dialled %+v", s)
 	}
-	own := ""
+	var own strings.Builder
 	for name, value := range s.Headers { // X4
 		switch {
 		case strings.EqualFold(name, "X-Session-Id"):
-			own += value.Reveal()
+			own.WriteString(value.Reveal())
 		case value.Reveal() == "evil":
 			t.Errorf("%s was passed on", name)
 		}
 	}
-	if own != g.object(t)["id"] {
-		t.Errorf("X-Session-Id is %q", own)
+	if own.String() != g.object(t)["id"] {
+		t.Errorf("X-Session-Id is %q", own.String())
 	}
 	w.until("it is closed", func() bool { return count(w.noted(), "close "+s.Name) == 1 })
 	if n := w.noted(); count(n, "cleanup "+s.Name) != 1 {
