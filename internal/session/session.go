@@ -374,11 +374,11 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	s.publish(event.SessionEnded, s.cause.Message)
 }
 
-// inhabitedLocked reports whether the session has clients beside branches, which end
-// with what they were made for.
+// inhabitedLocked reports whether the session has clients beside branches and guests, which
+// end with what they were made for.
 func (s *Session) inhabitedLocked() bool {
 	for c := range s.clients {
-		if c.parent == nil {
+		if c.parent == nil && !c.mute {
 			return true
 		}
 	}

@@ -343,6 +343,28 @@ func TestATaskIsCancelled(t *testing.T) {
 	})
 }
 
+// N4: a session that nobody named ends with its client, also while a model works in it.
+func TestASessionEndsWithItsClientDuringATask(t *testing.T) {
+	withModel(t, goes, func(w *world) {
+		called := make(chan struct{})
+		w.call = func(l *link, _ string, _ json.RawMessage) (string, error) {
+			close(called)
+			<-l.aborted
+			return saying("x"), nil
+		}
+		c, out := w.client("local", "roundhouse", ""), newTray()
+		c.Session().Do(c, request(1, wire.ToolsCall, `{"name":"run_task","arguments":`+taskOf("call browser__do {}\nsay x", "")+`}`), out)
+		<-called
+		c.Delete()
+		<-out.done
+		for deadline := time.Now().Add(patience); len(w.sessions("local")) > 0; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%+v", w.m.List("local", false))
+			}
+		}
+	})
+}
+
 // Without models there are no tools that run them.
 func TestToolsWithoutModels(t *testing.T) {
 	for _, x := range New(Config{}).Own() {

@@ -3,34 +3,11 @@
 import assert from 'node:assert/strict';
 import { existsSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
-import { join } from 'node:path';
 import { test } from 'node:test';
 
+import { browser, skip } from './browser.mjs';
 import { connect, text } from './clients.mjs';
-import { root, startDaemon, until } from './launch.mjs';
-
-const chromium = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find(existsSync);
-const skip = chromium ? false : 'no Chromium is installed';
-
-function browser(instances) {
-  return {
-    command: process.execPath,
-    args: [
-      join(root, 'node_modules/@playwright/mcp/cli.js'),
-      '--headless',
-      '--no-sandbox',
-      '--executable-path',
-      chromium,
-      '--user-data-dir',
-      '${INSTANCE_DIR}/profile',
-      '--output-dir',
-      '${INSTANCE_DIR}/out',
-    ],
-    sharing: 'exclusive',
-    instances,
-    cleanup: { tool: 'browser_close' },
-  };
-}
+import { startDaemon, until } from './launch.mjs';
 
 /** A site that gives each browser the cookie that it asks for, and shows what cookies a browser has. */
 async function site(t) {
