@@ -88,7 +88,7 @@ func (s *ToolSessions) Open(server *Server) (*toolSession, error) {
 	s.began = true
 	s.mu.Unlock()
 	invitation := server.Invitation
-	invitation.Principal, invitation.Session = s.principal, s.id
+	invitation.Principal, invitation.Session, invitation.Own = s.principal, s.id, s.own
 	guest, err := s.sessions.Guest(invitation)
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

@@ -49,6 +49,7 @@ type world struct {
 	servers  []*config.Server
 	llm      config.LLM
 	log      lines // of the sessions
+	filters  map[string]session.Tools
 
 	mu      sync.Mutex
 	script  []http.HandlerFunc // of the model, one a call; the last one stays
@@ -89,7 +90,7 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	shared := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Minute, Events: w.events})
 	starter := instance.NewStarter(instance.StarterConfig{Pool: shared, Base: t.TempDir()})
 	instances := instance.New(instance.Config{Launcher: starter})
-	w.sessions = session.NewManager(session.Config{Pool: shared, Instances: instances, Events: w.events, Log: slog.New(slog.NewTextHandler(&w.log, nil)), Settings: session.Settings{Servers: w.servers, Limits: config.Defaults().Sessions, ListWait: patience}})
+	w.sessions = session.NewManager(session.Config{Pool: shared, Instances: instances, Events: w.events, Log: slog.New(slog.NewTextHandler(&w.log, nil)), Settings: session.Settings{Servers: w.servers, Filters: w.filters, Limits: config.Defaults().Sessions, ListWait: patience}})
 	w.models = model.New(model.Config{LLM: w.llm, Store: st, Dir: t.TempDir(), WriteDeadline: patience})
 	f, err := front.New(front.Config{})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/event"
+	"roundhouse/internal/session"
 	"roundhouse/internal/store"
 )
 
@@ -213,6 +214,13 @@ func TestServersByAddressInANamedSession(t *testing.T) {
 	if dialled != 2 {
 		t.Errorf("%d connections", dialled)
 	}
+	w.mu.Lock()
+	first := w.dialled[0].Name
+	w.mu.Unlock()
+	w.until("the one that is not wanted any more is closed", func() bool { return count(w.noted(), "close "+first) == 1 })
+	if n := w.noted(); count(n, "cleanup "+first) != 1 {
+		t.Errorf("the ledger is %q", n)
+	}
 	if len(w.sessions.Injected("local", true)) != 0 {
 		t.Error("it is listed among the session's servers")
 	}
@@ -232,4 +240,44 @@ func TestHeadersForConfiguredServers(t *testing.T) {
 	if s.Headers["X-Tenant"].Reveal() != "t1" || s.Headers["Authorization"].Reveal() != "Bearer s3cret" || s.Headers["X-Session-Id"].Reveal() != g.object(t)["id"] || len(s.Headers) != 3 {
 		t.Errorf("dialled with %d headers: %+v", len(s.Headers), s.Headers)
 	}
+}
+
+// V3: the filters of servers' entries and principals hold for responses, too; a list of what
+// is allowed lets nothing through of a server that a request brings.
+func TestFiltersHoldForResponses(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "tools.example"}}
+		w.servers[1].ExcludeTools = []string{"act"}
+		w.filters = map[string]session.Tools{"local": {Include: []string{"a__echo", "b__*"}}}
+	})
+	w.answers(calls(call{"1", "a__act", "{}"}, call{"2", "b__act", "{}"}, call{"3", "far__echo", "{}"}, call{"4", "a__echo", "{}"}), says("done"))
+	o := w.post(`{"model":"m","input":"go","tools":[{"type":"mcp","server_label":"a","require_approval":"never"},{"type":"mcp","server_label":"b","require_approval":"never"},
+		{"type":"mcp","server_label":"far","server_url":"http://tools.example/","require_approval":"never"}]}`).object(t)
+	want(t, w.prompts()[0], "tools.0.function.name", "a__echo", "tools.1.function.name", "b__echo", "tools.2", nil)
+	want(t, o, "output.3.error.type", "mcp_protocol_error", "output.4.error.type", "mcp_protocol_error", "output.5.error.type", "mcp_protocol_error", "output.6.output", "echo {}")
+	for _, line := range w.noted() {
+		if strings.HasPrefix(line, "call ") && line != "call a.echo" {
+			t.Errorf("%s", line)
+		}
+	}
+}
+
+// X2: a list that is in the context is not made again, and its server is opened when one of
+// its tools is called; what it says is allowed is looked at again.
+func TestListsInTheContext(t *testing.T) {
+	w := newWorld(t, nil)
+	list := `{"type":"mcp_list_tools","id":"l","server_label":"a","tools":[{"name":"echo","input_schema":{"type":"object"}},{"name":"act","input_schema":{"type":"object"}}]}`
+	body := `{"model":"m","input":[` + list + `,{"role":"user","content":"go"}],"tools":[{"type":"mcp","server_label":"a","require_approval":"never","allowed_tools":["echo"]}]}`
+	w.answers(says("nothing to do"))
+	o := w.post(body).object(t)
+	want(t, o, "output.0.type", "message", "output.1", nil)
+	want(t, w.prompts()[0], "tools.0.function.name", "a__echo", "tools.1", nil, "messages.0.content", "go", "messages.1", nil)
+	if n := w.noted(); len(n) > 0 {
+		t.Errorf("it was opened for nothing: %q", n)
+	}
+	w.answers(calls(call{"1", "a__echo", "{}"}, call{"2", "a__echo", `{"n":2}`}), says("done"))
+	o = w.post(body).object(t)
+	want(t, o, "output.0.type", "mcp_call", "output.0.output", "echo {}", "output.1.output", `echo {"n":2}`, "output.2.type", "message")
+	w.until("it is over", func() bool { return w.face.Running() == 0 })
+	checkLedger(t, w, []string{"a"}, "a")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -30,11 +31,14 @@ type Guest struct {
 type Invitation struct {
 	Principal string
 	Session   string // its name; one that is not known yet begins
-	Server    string // the name of a server that the session has
+	// Own says that nobody chose that name: the session is what the guest is for, and whoever
+	// invites it ends the session, which does not outlive the daemon.
+	Own    bool
+	Server string // the name of a server that the session has
 	// Brought takes the place of Server for one that the guest brings along: the session
-	// has it from then on until it ends, for guests only. Its name holds a slash, so that
-	// it is nobody else's, and says what it is: who brings one of the same name, brings
-	// the same one.
+	// has it from then on, for guests only, until it ends, or until another one of the same
+	// label is brought and nobody uses this one. Its name is from BroughtName: who brings
+	// one of the same name, brings the same one.
 	Brought *config.Server
 	// Header is what the one for whom the guest works has sent; the server gets of it what
 	// its entry names (forwardHeaders). nil is none.
@@ -49,7 +53,7 @@ func (m *Manager) Guest(v Invitation) (*Guest, error) {
 	} else if _, err := m.serverFor(v.Principal, v.Session, scope); err != nil {
 		return nil, err
 	}
-	s, err := m.open(wanted(v.Principal, v.Session, "", ""))
+	s, err := m.open(opening{key: key{v.Principal, v.Session}, minted: v.Own})
 	if err != nil {
 		return nil, err
 	}
@@ -62,16 +66,51 @@ func (m *Manager) Guest(v Invitation) (*Guest, error) {
 	c.keepHeader(func(name string) []string { return v.Header.Values(name) })
 	c.entered.Store(true)
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if s.state != Active {
+		defer m.mu.Unlock()
 		s.exitLocked()
 		return nil, s.cause
 	}
-	if v.Brought != nil && s.broughtLocked(scope) == nil {
-		s.brought = append(s.brought, v.Brought)
+	var old []*binding
+	if v.Brought != nil {
+		old = s.bringLocked(v.Brought)
 	}
 	s.clients[c] = struct{}{}
+	m.mu.Unlock()
+	if len(old) > 0 {
+		m.spawn(func() { s.dismiss(old, old[0].name) })
+	}
 	return &Guest{c: c}, nil
+}
+
+// bringLocked adds a server that a guest brings. Those of the same label that nobody uses
+// are forgotten, lest each new token leave a connection behind; their bindings are to be
+// dismissed.
+func (s *Session) bringLocked(server *config.Server) (old []*binding) {
+	if s.broughtLocked(server.Name) != nil {
+		return nil
+	}
+	label, _, _ := strings.Cut(server.Name, "/")
+	s.brought = slices.DeleteFunc(s.brought, func(x *config.Server) bool {
+		its, _, _ := strings.Cut(x.Name, "/")
+		if its != label || s.usedByLocked(x.Name) {
+			return false
+		}
+		old = append(old, s.forgetServerLocked(x.Name)...)
+		return true
+	})
+	s.brought = append(s.brought, server)
+	return old
+}
+
+// usedByLocked reports whether a client of the session is one of that server alone.
+func (s *Session) usedByLocked(name string) bool {
+	for c := range s.clients {
+		if c.scope == name {
+			return true
+		}
+	}
+	return false
 }
 
 // broughtLocked returns the server of that name that a guest has brought, or nil.

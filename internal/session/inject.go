@@ -63,7 +63,20 @@ func (m *Manager) Remove(principal, id, name string) error {
 	}
 	s.injected = slices.DeleteFunc(slices.Clone(s.injected), func(x *config.Server) bool { return x.Name == name })
 	s.changedLocked()
-	var bound []*binding
+	bound := s.forgetServerLocked(name)
+	clients := s.seersLocked(name)
+	m.mu.Unlock()
+	s.dismiss(bound, name)
+	m.cfg.Log.Info("server removed", "session", id, "principal", principal, "server", name)
+	m.cfg.Events.Publish(event.Event{Kind: event.ServerRemoved, Principal: principal, Session: id, Server: name})
+	for _, c := range clients {
+		c.listsChanged()
+	}
+	return nil
+}
+
+// forgetServerLocked takes a server's bindings off the session; dismiss ends them.
+func (s *Session) forgetServerLocked(name string) (bound []*binding) {
 	for k, b := range s.bindings {
 		if b.name == name {
 			delete(s.bindings, k)
@@ -71,9 +84,12 @@ func (m *Manager) Remove(principal, id, name string) error {
 		}
 	}
 	s.order = slices.DeleteFunc(slices.Clone(s.order), func(b *binding) bool { return b.name == name })
-	clients := s.seersLocked(name)
-	m.mu.Unlock()
+	return bound
+}
 
+// dismiss ends bindings of a server that the session has no more: calls in flight there are
+// interrupted, and after its clean-up the connection ends.
+func (s *Session) dismiss(bound []*binding, name string) {
 	why := fault.New(fault.Interrupted, "server %q was removed from the session", name)
 	why.Server, why.Sent = name, fault.SentMaybe
 	for _, b := range bound {
@@ -84,12 +100,6 @@ func (m *Manager) Remove(principal, id, name string) error {
 		b.configure(nil) // nothing attaches any more
 		b.rest(why)
 	}
-	m.cfg.Log.Info("server removed", "session", id, "principal", principal, "server", name)
-	m.cfg.Events.Publish(event.Event{Kind: event.ServerRemoved, Principal: principal, Session: id, Server: name})
-	for _, c := range clients {
-		c.listsChanged()
-	}
-	return nil
 }
 
 // Injected lists the servers that sessions of a principal have for themselves, or with

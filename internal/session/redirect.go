@@ -29,7 +29,7 @@ var sessionSchema = []byte(`"` + sessionArgument + `":{"type":"string","pattern"
 // asksForSession reports whether the tools of the binding's server have the argument for
 // the client.
 func (b *binding) asksForSession(c *Client) bool {
-	if !b.s.minted {
+	if !b.s.minted || c.mute {
 		return false
 	}
 	server := b.wanted()
