@@ -90,6 +90,9 @@ func (f *Face) Register(d *front.Front) {
 // errShutdown is the cause by which runs end when the daemon does.
 var errShutdown = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "server_shutdown", Message: "roundhouse is shutting down"}
 
+// errNotStored refuses a response in the background that nobody could ask for later.
+var errNotStored = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "not_stored", Message: "the response cannot be stored now, so that it cannot be made in the background"}
+
 // errClientGone is the cause by which a run ends that nobody waits for any more.
 var errClientGone = fmt.Errorf("the client left: %w", loop.ErrCancelled)
 
@@ -274,10 +277,12 @@ func (x *exchange) begin(req *request) (*run, error) {
 	ctx, cancel := context.WithCancelCause(x.ctx)
 	r := newRun(req, &task, cancel)
 	if req.store {
-		r.keep = func(object []byte, events []entry, running bool) {
-			if err := x.save(r, object, events, running); err != nil {
+		r.keep = func(object []byte, events []entry, running bool) error {
+			err := x.save(r, object, events, running)
+			if err != nil {
 				x.log.Error("a response could not be stored", "response", r.id, "err", err)
 			}
+			return err
 		}
 	}
 	task.Run = r.id
@@ -289,13 +294,16 @@ func (x *exchange) begin(req *request) (*run, error) {
 		cancel(nil)
 		return nil, err
 	}
-	if err := x.answerApprovals(x.r.Context(), r, work.Answers()); err != nil {
+	err = x.answerApprovals(x.r.Context(), r, work.Answers())
+	if err == nil && req.background {
+		if r.become(statusQueued, nil); r.unkept != nil {
+			err = errNotStored
+		}
+	}
+	if err != nil {
 		cancel(nil)
 		x.leave(r)
 		return nil, err
-	}
-	if req.background {
-		r.become(statusQueued, nil)
 	}
 	go func() { // joined by Close
 		defer x.leave(r)

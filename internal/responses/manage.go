@@ -20,7 +20,7 @@ import (
 // that speaks this API itself.
 func (f *Face) manage(serve func(x *exchange, p *response) error) front.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, c front.Caller) {
-		if f.cfg.Store == nil {
+		if len(f.cfg.Models.Upstreams()) == 0 {
 			f.cfg.Pass(w, r, c) // which says that no model APIs are served
 			return
 		}

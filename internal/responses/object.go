@@ -70,7 +70,7 @@ func (r *run) render(status string, out *loop.Outcome) []byte {
 		Instructions: q.member("instructions", "null"), MaxOutputTokens: q.member("max_output_tokens", "null"), Model: q.task.Model,
 		Output: []json.RawMessage{}, ParallelToolCalls: !q.task.Serial, PromptCacheKey: q.member("prompt_cache_key", ""),
 		Reasoning: q.member("reasoning", `{"effort":null,"summary":null}`), SafetyIdentifier: q.member("safety_identifier", ""),
-		ServiceTier: q.member("service_tier", `"default"`), Store: q.store, Temperature: q.member("temperature", "1.0"),
+		ServiceTier: q.member("service_tier", `"default"`), Store: q.store && r.unkept == nil, Temperature: q.member("temperature", "1.0"),
 		Text: q.member("text", `{"format":{"type":"text"}}`), ToolChoice: q.member("tool_choice", `"auto"`), Tools: q.shownTools,
 		TopLogprobs: q.member("top_logprobs", "0"), TopP: q.member("top_p", "1.0"), Truncation: q.member("truncation", `"disabled"`),
 		User: q.member("user", "null"), Metadata: q.member("metadata", "{}"),

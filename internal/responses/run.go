@@ -38,9 +38,13 @@ type run struct {
 	ended     chan struct{}           // closed when the loop and its clean-up have ended
 	// keep stores the response as it is; running says that more will come. nil is for one
 	// that is not stored.
-	keep func(object []byte, events []entry, running bool)
+	keep func(object []byte, events []entry, running bool) error
 
-	deleted atomic.Bool // it is not to be stored any more
+	deleted atomic.Bool // nobody finds it any more
+
+	// Owned by the goroutine that appends.
+	unkept error     // why the response is not stored, though it was to be
+	kept   time.Time // when it was last stored
 
 	mu     sync.Mutex
 	events []entry // by sequence number
@@ -108,7 +112,7 @@ func newEntry(n int, kind string, members ...any) entry {
 // it, nil before its end. An end is told once; what comes after it is dropped.
 //
 // A response in the background is stored in each state, and any other at its end, before
-// that is told: who has seen the end finds the response.
+// that is told: who has seen the end finds the response. If it cannot be stored, it says so.
 func (r *run) become(status string, out *loop.Outcome) {
 	r.mu.Lock()
 	events, over := r.events, r.over // nobody else appends
@@ -116,22 +120,30 @@ func (r *run) become(status string, out *loop.Outcome) {
 	if over {
 		return
 	}
-	object := r.render(status, out)
-	kinds := []string{lifecycle(status)}
-	if len(events) == 0 { // each begins with its creation
-		kinds = []string{"response.created", lifecycle(status)}
-	}
-	var news []entry
-	for _, kind := range kinds {
-		news = append(news, newEntry(len(events)+len(news), kind, "response", object))
-	}
+	object, news := r.news(status, out, len(events))
 	if r.keep != nil && (out != nil || r.request.background) {
-		r.keep(object, slices.Concat(events, news), out == nil)
+		if r.unkept = r.keep(object, slices.Concat(events, news), out == nil); r.unkept != nil {
+			object, news = r.news(status, out, len(events))
+		}
+		r.kept = time.Now()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.status, r.object, r.outcome, r.over = status, object, out, out != nil
 	r.appendLocked(news...)
+}
+
+// news returns the response in a state, and what is told of it behind n events.
+func (r *run) news(status string, out *loop.Outcome, n int) (object []byte, events []entry) {
+	object = r.render(status, out)
+	kinds := []string{lifecycle(status)}
+	if n == 0 { // each begins with its creation
+		kinds = []string{"response.created", lifecycle(status)}
+	}
+	for _, kind := range kinds {
+		events = append(events, newEntry(n+len(events), kind, "response", object))
+	}
+	return object, events
 }
 
 // lifecycle is the event that tells of a state. The API has none for a response that was
@@ -143,15 +155,21 @@ func lifecycle(status string) string {
 	return "response." + status
 }
 
-// checkpoint stores what a response in the background has done so far.
+// checkpointEvery is the least time between two checkpoints, each of which stores the whole
+// log.
+const checkpointEvery = time.Second
+
+// checkpoint stores now and then what a response in the background has done so far, which
+// is all that a crash of the daemon leaves of it.
 func (r *run) checkpoint() {
-	if r.keep == nil || !r.request.background {
+	if r.keep == nil || !r.request.background || r.unkept != nil || time.Since(r.kept) < checkpointEvery {
 		return
 	}
 	r.mu.Lock()
 	events, object := r.events, r.object
 	r.mu.Unlock()
-	r.keep(object, events, true)
+	_ = r.keep(object, events, true) // it has logged it, and the end of the response is what counts
+	r.kept = time.Now()
 }
 
 // after waits until there are events behind the first n, or all have been read, or ctx

@@ -99,9 +99,6 @@ func (p *response) log() (*run, error) {
 
 // save stores a run as it is with these events. Nobody may append to it meanwhile.
 func (f *Face) save(r *run, object []byte, events []entry, running bool) error {
-	if r.deleted.Load() {
-		return nil
-	}
 	body, err := json.Marshal(record{Object: object, Input: r.input, Session: r.session})
 	if err != nil {
 		return fmt.Errorf("store response %q: %w", r.id, err)

@@ -1,0 +1,590 @@
+package responses_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"roundhouse/internal/config"
+	"roundhouse/internal/front"
+	"roundhouse/internal/loop"
+	"roundhouse/internal/secret"
+	"roundhouse/internal/store"
+)
+
+// call makes a request about responses; path is behind /v1/responses.
+func (w *world) call(method, path, body string) got {
+	w.Helper()
+	r, err := http.NewRequestWithContext(w.Context(), method, w.url+"/v1/responses"+path, strings.NewReader(body))
+	if err != nil {
+		w.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return got{resp.StatusCode, resp.Header, string(b)}
+}
+
+// good is call for an answer that is a success.
+func (w *world) good(method, path, body string) map[string]any {
+	w.Helper()
+	g := w.call(method, path, body)
+	if g.status != http.StatusOK {
+		w.Fatalf("%s %s: %d %s", method, path, g.status, g.body)
+	}
+	return g.object(w)
+}
+
+// refused makes a request that is to fail with a status, in the API's form, and with words.
+func (w *world) refused(status int, words, method, path, body string) {
+	w.Helper()
+	g := w.call(method, path, body)
+	var v struct{ Error struct{ Message, Type string } }
+	if g.status != status || json.Unmarshal([]byte(g.body), &v) != nil || !strings.Contains(v.Error.Message, words) || v.Error.Type == "" {
+		w.Errorf("%s %s: %d %s, want %d with %q", method, path, g.status, g.body, status, words)
+	}
+}
+
+// numbers are the sequence numbers of a stream.
+func (g got) numbers(t testing.TB) (numbers []int, kinds []string) {
+	t.Helper()
+	for line := range strings.Lines(g.body) {
+		data, ok := strings.CutPrefix(line, "data: ")
+		if !ok {
+			continue
+		}
+		var e struct {
+			Type   string
+			Number int `json:"sequence_number"`
+		}
+		if err := json.Unmarshal([]byte(data), &e); err != nil {
+			t.Fatal(err)
+		}
+		numbers, kinds = append(numbers, e.Number), append(kinds, strings.TrimPrefix(e.Type, "response."))
+	}
+	return numbers, kinds
+}
+
+func id(o map[string]any) string { return o["id"].(string) }
+
+const toolA = `"tools":[{"type":"mcp","server_label":"a","require_approval":"never"}]`
+
+// hangs is a tool that waits until it is cancelled.
+func hangs(_ string, done <-chan struct{}, _ func(int)) (string, string) {
+	<-done
+	return `{"content":[]}`, ""
+}
+
+// X6, B.5.9: what goes on from a response has all that was said and done, in the order in
+// which it was, also where the response itself went on from another.
+func TestGoingOnFromAResponse(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__echo", `{"n":1}`}, call{"c2", "a__echo", `{"n":2}`}), says("first"), says("second"), says("third"))
+	first := w.post(`{"model":"m","input":"one",` + toolA + `}`).object(t)
+	second := w.post(`{"model":"m","input":"two","previous_response_id":"` + id(first) + `",` + toolA + `}`).object(t)
+	want(t, second, "status", "completed", "previous_response_id", id(first), "output.0.type", "message")
+	third := w.post(`{"model":"m","input":[{"role":"user","content":"three"}],"previous_response_id":"` + id(second) + `"}`).object(t)
+	want(t, third, "status", "completed")
+	var told []string
+	open := map[any]bool{}
+	for _, m := range w.prompts()[3]["messages"].([]any) {
+		for i := range 2 {
+			if c := at(m, fmt.Sprintf("tool_calls.%d.id", i)); c != nil {
+				open[c] = true
+			}
+		}
+		if at(m, "role") == "tool" {
+			if !open[at(m, "tool_call_id")] {
+				t.Errorf("a result without its call: %v", m)
+			}
+			delete(open, at(m, "tool_call_id"))
+		}
+		if s, ok := at(m, "content").(string); ok && s != "" {
+			told = append(told, s)
+		}
+	}
+	if wanted := []string{"one", `echo {"n":1}`, `echo {"n":2}`, "first", "two", "second", "three"}; !slices.Equal(told, wanted) || len(open) > 0 {
+		t.Errorf("got %q, without results %v", told, open)
+	}
+	if n := count(w.noted(), "call a.echo"); n != 2 {
+		t.Errorf("the tool ran %d times", n)
+	}
+}
+
+// X6, case 58: only a principal's own, kept and ended well, can be gone on from.
+func TestWhatCannotBeGoneOnFrom(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(says("x"), fails(500, `{}`), calls(call{"c1", "a__act", `{}`}), says("y"))
+	w.does("a.act", hangs)
+	on := func(previous string) string {
+		return `{"model":"m","input":"x","previous_response_id":"` + previous + `"}`
+	}
+	apart := w.post(`{"model":"m","input":"x","store":false}`).object(t)
+	want(t, apart, "store", false)
+	events := w.streamed(`{"model":"m","input":"x","stream":true}`)
+	failed := at(events[0], "response.id").(string)
+	running := w.post(`{"model":"m","input":"x","background":true,` + toolA + `}`).object(t)
+	w.await("call a.act")
+	foreign := store.Response{Principal: "bob", ID: "resp_bob", Created: time.Now(), Body: store.Pack([]byte(`{"object":{"status":"completed"},"input":[]}`))}
+	if err := w.store.SaveResponse(t.Context(), foreign); err != nil {
+		t.Fatal(err)
+	}
+	w.refused(404, "no response", "POST", "", on("resp_unknown"))
+	w.refused(404, "no response", "POST", "", on("resp_bob"))
+	w.refused(404, "no response", "POST", "", on(id(apart)))
+	w.refused(400, "is failed", "POST", "", on(failed))
+	w.refused(400, "is in_progress", "POST", "", on(id(running)))
+	for _, path := range []string{"/resp_bob", "/resp_bob/input_items", "/" + id(apart)} {
+		w.refused(404, "no response", "GET", path, "")
+	}
+	w.refused(404, "no response", "POST", "/resp_bob/cancel", "")
+	w.refused(404, "no response", "DELETE", "/resp_bob", "")
+	w.good("POST", "/"+id(running)+"/cancel", "")
+	w.refused(400, "is cancelled", "POST", "", on(id(running)))
+	if _, err := w.store.Response(t.Context(), "bob", "resp_bob"); err != nil {
+		t.Errorf("another principal's response: %v", err)
+	}
+}
+
+// X2: a chain keeps to the session that its first response named.
+func TestAChainKeepsItsSession(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__echo", `{}`}), says("x"), calls(call{"c2", "a__echo", `{}`}), says("y"), calls(call{"c3", "a__echo", `{}`}), says("z"))
+	first := w.post(`{"model":"m","input":"x",`+toolA+`}`, "X-Session-Id", "s").object(t)
+	w.post(`{"model":"m","input":"x","previous_response_id":"` + id(first) + `",` + toolA + `}`).object(t)
+	if n := w.noted(); count(n, "open a") != 1 || count(n, "cleanup a") != 0 {
+		t.Errorf("the ledger is %q", n)
+	}
+	w.post(`{"model":"m","input":"x","previous_response_id":"`+id(first)+`",`+toolA+`}`, "X-Session-Id", "other").object(t)
+	if n := w.noted(); count(n, "open a") != 2 {
+		t.Errorf("the ledger is %q", n)
+	}
+}
+
+// X6, B.6: a response in the background goes on without its client, and is streamed from any
+// of its events on, while it runs and later.
+func TestBackground(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__act", `{}`}), says("done"))
+	release := make(chan struct{})
+	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {
+		<-release
+		return `{"content":[{"type":"text","text":"ok"}]}`, ""
+	})
+	w.refused(400, "background needs store", "POST", "", `{"model":"m","input":"x","background":true,"store":false}`)
+
+	ctx, leave := context.WithCancel(t.Context())
+	resp := w.send(ctx, `{"model":"m","input":"x","background":true,"stream":true,`+toolA+`}`)
+	w.await("call a.act")
+	leave()
+	resp.Body.Close()
+	var running store.Response
+	w.until("it is stored", func() bool {
+		list, err := w.store.RunningResponses(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list) == 1 {
+			running = list[0]
+		}
+		return len(list) == 1
+	})
+	path := "/" + running.ID
+	want(t, w.good("GET", path, ""), "status", "in_progress", "background", true)
+	readers := make(chan got, 2)
+	for _, from := range []string{"", "&starting_after=3"} {
+		go func() { readers <- w.call("GET", path+"?stream=true"+from, "") }()
+	}
+	close(release)
+	whole, rest := <-readers, <-readers
+	if len(whole.body) < len(rest.body) {
+		whole, rest = rest, whole
+	}
+	numbers, told := whole.numbers(t)
+	if told[0] != "created" || told[1] != "queued" || told[2] != "in_progress" || told[len(told)-1] != "completed" || numbers[len(numbers)-1] != len(numbers)-1 {
+		t.Errorf("got %v %q", numbers, told)
+	}
+	if n, _ := rest.numbers(t); !slices.Equal(n, numbers[4:]) || !strings.HasSuffix(whole.body, rest.body) {
+		t.Errorf("behind event 3 there are %v of %v", n, numbers)
+	}
+	w.until("it has left", func() bool { return w.face.Running() == 0 })
+	if later := w.call("GET", path+"?stream=true", ""); later.body != whole.body {
+		t.Errorf("it is another stream later:\n%s\nthan:\n%s", later.body, whole.body)
+	}
+	if past := w.call("GET", path+fmt.Sprintf("?stream=true&starting_after=%d", len(numbers)+5), ""); past.status != 200 || past.body != "" {
+		t.Errorf("behind the end: %d %s", past.status, past.body)
+	}
+	want(t, w.good("GET", path, ""), "status", "completed", "output.1.output", "ok")
+	w.refused(400, "starting_after", "GET", path+"?stream=true&starting_after=x", "")
+	w.refused(400, "stream=true only", "GET", path+"?starting_after=1", "")
+	w.refused(400, "stream must be", "GET", path+"?stream=perhaps", "")
+	foreground := w.post(`{"model":"m","input":"x"}`).object(t)
+	w.refused(404, "background", "GET", "/"+id(foreground)+"?stream=true", "")
+
+	// B.6: what is no longer kept is an error, and nobody waits for it.
+	if err := w.store.TrimResponses(t.Context(), store.ResponseLimits{EventsAge: time.Nanosecond}); err != nil {
+		t.Fatal(err)
+	}
+	w.refused(410, "no longer kept", "GET", path+"?stream=true", "")
+	want(t, w.good("GET", path, ""), "status", "completed")
+}
+
+// B.6: readers stop at every end, whichever it is.
+func TestReadersStopAtEveryEnd(t *testing.T) {
+	for end, script := range map[string][]http.HandlerFunc{
+		"completed":  {says("x")},
+		"incomplete": {stream(delta(map[string]any{"content": "x"}), finish("length"))},
+		"failed":     {fails(500, `{}`)},
+		"cancelled":  {calls(call{"c1", "a__act", `{}`})},
+	} {
+		w := newWorld(t, nil)
+		w.answers(script...)
+		w.does("a.act", hangs)
+		o := w.post(`{"model":"m","input":"x","background":true,` + toolA + `}`).object(t)
+		reader := make(chan got)
+		go func() { reader <- w.call("GET", "/"+id(o)+"?stream=true", "") }()
+		if end == "cancelled" {
+			w.await("call a.act")
+			want(t, w.good("POST", "/"+id(o)+"/cancel", ""), "status", "cancelled", "output.1.type", "mcp_call", "output.1.status", "incomplete")
+			w.await("cancelled a") // the tool was told
+			want(t, w.good("POST", "/"+id(o)+"/cancel", ""), "status", "cancelled")
+			w.until("it has left", func() bool { return w.face.Running() == 0 })
+			want(t, w.good("POST", "/"+id(o)+"/cancel", ""), "status", "cancelled")
+			if n := w.noted(); count(n, "cleanup a") != 1 {
+				t.Errorf("the ledger is %q", n)
+			}
+		}
+		select {
+		case g := <-reader:
+			_, told := g.numbers(t)
+			if last := strings.Replace(end, "cancelled", "incomplete", 1); len(told) == 0 || told[len(told)-1] != last {
+				t.Errorf("%s: got %q", end, told)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s: the reader waits", end)
+		}
+		o = w.good("GET", "/"+id(o), "")
+		want(t, o, "status", end)
+		if end == "completed" {
+			want(t, w.good("POST", "/"+id(o)+"/cancel", ""), "status", "completed")
+			o = w.post(`{"model":"m","input":"x"}`).object(t)
+			w.refused(400, "background", "POST", "/"+id(o)+"/cancel", "")
+		}
+	}
+}
+
+// B.6: what an earlier daemon left in the middle has failed, with what it had done; a client
+// that has seen more events than were stored gets the end, too.
+func TestARestartFailsWhatWasRunning(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__echo", `{}`}), calls(call{"c2", "a__act", `{}`}))
+	w.does("a.act", hangs)
+	w.does("a.echo", func(string, <-chan struct{}, func(int)) (string, string) {
+		time.Sleep(1100 * time.Millisecond) // so long nothing is stored again
+		return `{"content":[{"type":"text","text":"ok"}]}`, ""
+	})
+	o := w.post(`{"model":"m","input":"x","background":true,` + toolA + `}`).object(t)
+	w.await("call a.act")
+	left, err := w.store.RunningResponses(t.Context())
+	if err != nil || len(left) != 1 {
+		t.Fatalf("%v, %v", left, err)
+	}
+	w.good("POST", "/"+id(o)+"/cancel", "")
+	w.until("it has left", func() bool { return w.face.Running() == 0 })
+	if err := w.store.SaveResponse(t.Context(), left[0]); err != nil {
+		t.Fatal(err)
+	}
+	broken := store.Response{Principal: "local", ID: "resp_broken", Created: time.Now(), Running: true, Body: store.Pack([]byte("{"))}
+	if err := w.store.SaveResponse(t.Context(), broken); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.face.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := w.store.RunningResponses(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+	path := "/" + id(o)
+	want(t, w.good("GET", path, ""), "status", "failed", "error.code", "server_error", "background", true, "model", "m",
+		"output.0.type", "mcp_list_tools", "output.1.output", "ok", "output.2", nil)
+	numbers, told := w.call("GET", path+"?stream=true", "").numbers(t)
+	if n := len(numbers); told[n-1] != "failed" || numbers[n-1] != n-1 {
+		t.Errorf("got %v %q", numbers, told)
+	}
+	numbers, told = w.call("GET", path+"?stream=true&starting_after=40", "").numbers(t)
+	if !slices.Equal(numbers, []int{41}) || !slices.Equal(told, []string{"failed"}) {
+		t.Errorf("behind event 40: %v %q", numbers, told)
+	}
+	w.refused(400, "is failed", "POST", "", `{"model":"m","input":"x","previous_response_id":"`+id(o)+`"}`)
+	w.refused(404, "no response", "GET", "/resp_broken", "")
+}
+
+// X6: deleted is gone, also from those that run, which are cancelled.
+func TestDelete(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(says("x"), calls(call{"c1", "a__act", `{}`}))
+	w.does("a.act", hangs)
+	clean := make(chan struct{})
+	w.does("a.cleanup_session", func(string, <-chan struct{}, func(int)) (string, string) {
+		<-clean
+		return `{"content":[]}`, ""
+	})
+	ended := w.post(`{"model":"m","input":"x"}`).object(t)
+	running := w.post(`{"model":"m","input":"x","background":true,` + toolA + `}`).object(t)
+	w.await("call a.act")
+	for _, o := range []map[string]any{ended, running} {
+		want(t, w.good("DELETE", "/"+id(o), ""), "id", id(o), "deleted", true)
+		w.refused(404, "no response", "GET", "/"+id(o), "")
+		w.refused(404, "no response", "DELETE", "/"+id(o), "")
+		if _, err := w.store.Response(t.Context(), "local", id(o)); err == nil {
+			t.Error("it is still stored")
+		}
+	}
+	if w.face.Running() != 1 {
+		t.Error("it was not there any more while the tool cleans up, so nothing was tested")
+	}
+	close(clean)
+	w.await("cancelled a")
+	w.await("close a")
+}
+
+// B.5.8: of many responses that answer one request for approval at once, one runs the call;
+// no other ever does.
+func TestAnApprovalIsConsumedOnce(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__act", `{}`}), says("done"))
+	const tool = `"tools":[{"type":"mcp","server_label":"a","require_approval":"always"}]`
+	asked := w.post(`{"model":"m","input":"x",` + tool + `}`).object(t)
+	want(t, asked, "status", "completed", "output.1.type", "mcp_approval_request")
+	answer := `{"type":"mcp_approval_response","approve":true,"approval_request_id":"` + at(asked, "output.1.id").(string) + `"}`
+	bodies := []string{`{"model":"m","previous_response_id":"` + id(asked) + `","input":[` + answer + `],` + tool + `}`}
+	output, err := json.Marshal(asked["output"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	bodies = append(bodies, `{"model":"m","store":false,"input":[{"role":"user","content":"x"},`+strings.Trim(string(output), "[]")+`,`+answer+`],`+tool+`}`)
+	for round := range 2 {
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		statuses := map[int]int{}
+		for i := range 8 {
+			wg.Go(func() {
+				g := w.post(bodies[i%len(bodies)])
+				mu.Lock()
+				defer mu.Unlock()
+				statuses[g.status]++
+			})
+		}
+		wg.Wait()
+		if round == 0 && (statuses[200] != 1 || statuses[400] != 7) || round == 1 && statuses[400] != 8 {
+			t.Errorf("round %d: %v", round, statuses)
+		}
+	}
+	if n := count(w.noted(), "call a.act"); n != 1 {
+		t.Errorf("the call was made %d times", n)
+	}
+}
+
+// X6: what a response was given is listed in pages, each item with an id that stays.
+func TestInputItems(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(says("x"))
+	o := w.post(`{"model":"m","input":[{"role":"user","content":"1"},{"id":"own","type":"message","role":"user","content":[{"type":"input_text","text":"2"}]},{"role":"assistant","content":"3"},{"role":"user","content":"4"}]}`).object(t)
+	path := "/" + id(o) + "/input_items"
+	page := w.good("GET", path+"?limit=3&order=asc", "")
+	want(t, page, "object", "list", "has_more", true, "data.0.content.0.text", "1", "data.0.content.0.type", "input_text", "data.0.type", "message", "data.1.id", "own",
+		"data.2.content.0.type", "output_text", "data.3", nil, "last_id", at(page, "data.2.id"), "first_id", at(page, "data.0.id"))
+	next := w.good("GET", path+"?limit=3&order=asc&after="+at(page, "last_id").(string), "")
+	want(t, next, "has_more", false, "data.0.content.0.text", "4", "data.1", nil)
+	want(t, w.good("GET", path, ""), "data.0.content.0.text", "4", "data.3.content.0.text", "1", "has_more", false)
+	w.refused(400, "limit", "GET", path+"?limit=0", "")
+	w.refused(400, "order", "GET", path+"?order=up", "")
+	w.refused(400, "after", "GET", path+"?after=no", "")
+}
+
+// B.1, B.4: no secret of a tool is stored or shown, in whatever is kept of a response.
+func TestStoredResponsesHoldNoSecrets(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "*"}}
+	})
+	w.answers(calls(call{"c1", "x__echo", `{}`}), says("x"))
+	const tool = `"tools":[{"type":"mcp","server_label":"x","server_url":"http://mcp.invalid/mcp?key=sentinel","authorization":"sentinel","headers":{"X-Key":"sentinel"},"require_approval":"never"}]`
+	o := w.post(`{"model":"m","input":"x","background":true,` + tool + `}`)
+	stored := func() store.Response {
+		v, err := w.store.Response(t.Context(), "local", id(o.object(t)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	w.until("it has ended", func() bool { return !stored().Running && w.face.Running() == 0 })
+	v := stored()
+	body, err := v.Body.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := v.Events.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(body), `"completed"`) || len(events) == 0 {
+		t.Errorf("stored are %s and %s", body, events)
+	}
+	for where, text := range map[string]string{"answer": o.body, "object": string(body), "events": string(events)} {
+		if strings.Contains(text, "sentinel") {
+			t.Errorf("the %s shows a secret: %s", where, text)
+		}
+	}
+}
+
+// What cannot be stored is answered, and says that it is not stored; in the background it is
+// refused, since nobody could ask for it.
+func TestAResponseThatCannotBeStored(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(says("x"))
+	if err := w.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, w.post(`{"model":"m","input":"x"}`).object(t), "status", "completed", "store", false, "output.0.content.0.text", "x")
+	w.refused(503, "cannot be stored", "POST", "", `{"model":"m","input":"x","background":true}`)
+	if w.face.Running() > 0 {
+		t.Error("something runs")
+	}
+}
+
+// Clients leave out what came of a call when they send it back; its id says who knows it.
+func TestACallThatComesBackWithoutItsOutput(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__echo", `{}`}), says("x"), says("y"))
+	o := w.post(`{"model":"m","input":"x",` + toolA + `}`).object(t)
+	bare := `{"type":"mcp_call","id":"` + at(o, "output.1.id").(string) + `","server_label":"a","name":"echo","arguments":"{}"}`
+	foreign := strings.Replace(bare, at(o, "output.1.id").(string), loop.ItemID(loop.ToolCall, "resp_bob", 0), 1)
+	w.post(`{"model":"m","input":[{"role":"user","content":"x"},` + bare + `,` + foreign + `,{"role":"user","content":"y"}]}`).object(t)
+	p := w.prompts()[2]
+	want(t, p, "messages.2.role", "tool", "messages.2.content", "echo {}")
+	if s, _ := at(p, "messages.4.content").(string); at(p, "messages.4.role") != "tool" || strings.Contains(s, "echo {}") {
+		t.Errorf("a call that nobody knows has the result %v", at(p, "messages.4"))
+	}
+}
+
+// X6: where an upstream keeps responses itself, those that are not ours are its.
+func TestResponsesOfAnUpstream(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(rw, `{"who":"upstream","path":%q}`, r.URL.RequestURI())
+	})
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+"/v1/responses/resp_theirs?include=x", strings.NewReader(`{}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.Contains(string(b), "/v1/responses/resp_theirs?include=x") {
+		t.Errorf("%s, %v", b, err)
+	}
+}
+
+// X6, case 58: another principal's response is unknown, also while it runs.
+func TestResponsesBelongToTheirPrincipal(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__act", `{}`}))
+	w.does("a.act", hangs)
+	f, err := front.New(front.Config{Tokens: []config.Token{{Principal: "ana", Token: secret.New("ana-0123456789abcdef")}, {Principal: "bob", Token: secret.New("bob-0123456789abcdef")}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.face.Register(f)
+	door := httptest.NewServer(f)
+	defer door.Close()
+	ask := func(token, method, path, body string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, door.URL+"/v1/responses"+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+token+"-0123456789abcdef")
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(b)
+	}
+	status, body := ask("ana", "POST", "", `{"model":"m","input":"x","background":true,`+toolA+`}`)
+	if status != 200 {
+		t.Fatalf("%d %s", status, body)
+	}
+	o := got{body: body}.object(t)
+	w.await("call a.act")
+	for _, ended := range []bool{false, true} {
+		if ended {
+			if status, body := ask("ana", "POST", "/"+id(o)+"/cancel", ""); status != 200 {
+				t.Errorf("%d %s", status, body)
+			}
+			w.until("it has left", func() bool { return w.face.Running() == 0 })
+		}
+		for path, method := range map[string]string{"": "GET", "/cancel": "POST", "/input_items": "GET", "?stream=true": "GET"} {
+			if status, body := ask("bob", method, "/"+id(o)+path, ""); status != 404 {
+				t.Errorf("ended %t, %s: %d %s", ended, path, status, body)
+			}
+		}
+		if status, body := ask("bob", "DELETE", "/"+id(o), ""); status != 404 {
+			t.Errorf("%d %s", status, body)
+		}
+		if status, body := ask("bob", "POST", "", `{"model":"m","input":"x","previous_response_id":"`+id(o)+`"}`); status != 404 {
+			t.Errorf("%d %s", status, body)
+		}
+		if status, body := ask("ana", "GET", "/"+id(o), ""); status != 200 {
+			t.Errorf("%d %s", status, body)
+		}
+	}
+}
+
+// X6: what is not to be stored is unknown, also while it runs.
+func TestAResponseThatIsNotStoredIsUnknown(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__act", `{}`}), says("x"))
+	release := make(chan struct{})
+	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {
+		<-release
+		return `{"content":[]}`, ""
+	})
+	resp := w.send(t.Context(), `{"model":"m","input":"x","stream":true,"store":false,`+toolA+`}`)
+	defer resp.Body.Close()
+	first := make([]byte, 4096)
+	n, err := resp.Body.Read(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, name, _ := strings.Cut(string(first[:n]), `"id":"`)
+	name, _, _ = strings.Cut(name, `"`)
+	w.await("call a.act")
+	w.refused(404, name, "GET", "/"+name, "")
+	close(release)
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Error(err)
+	}
+	w.refused(404, name, "GET", "/"+name, "")
+}
