@@ -53,7 +53,9 @@ func (w *world) good(method, path, body string) map[string]any {
 func (w *world) refused(status int, words, method, path, body string) {
 	w.Helper()
 	g := w.call(method, path, body)
-	var v struct{ Error struct{ Message, Type string } }
+	var v struct {
+		Error struct{ Message, Type string }
+	}
 	if g.status != status || json.Unmarshal([]byte(g.body), &v) != nil || !strings.Contains(v.Error.Message, words) || v.Error.Type == "" {
 		w.Errorf("%s %s: %d %s, want %d with %q", method, path, g.status, g.body, status, words)
 	}
