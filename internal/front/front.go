@@ -100,8 +100,14 @@ type route struct {
 }
 
 // ServeHTTP authenticates, limits the body, and calls the handler. Front.ServeHTTP
-// has made the other checks before the mux called it.
+// has made the other checks before the mux called it, with a verdict for w.
 func (rt *route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	v := w.(*verdict)
+	v.routed = true
+	rt.serve(v.to, r)
+}
+
+func (rt *route) serve(w http.ResponseWriter, r *http.Request) {
 	f := rt.front
 	if rt.open != nil {
 		if f.limitBody(w, r) {
@@ -241,18 +247,14 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	if h, _ := f.mux.Handler(r); !isRoute(h) {
-		if _, ok := f.authenticate(w, r); ok {
-			f.unmatched(w, r, h)
-		}
+	v := verdict{to: w}
+	f.mux.ServeHTTP(&v, r)
+	if v.routed {
 		return
 	}
-	f.mux.ServeHTTP(w, r)
-}
-
-func isRoute(h http.Handler) bool {
-	_, ok := h.(*route)
-	return ok
+	if _, ok := f.authenticate(w, r); ok {
+		f.unmatched(w, r, &v)
+	}
 }
 
 // authenticate returns who sent r, or answers it and returns false. A token of
@@ -296,32 +298,40 @@ func (f *Front) passesDrain(r *http.Request) bool {
 	return ok
 }
 
-// unmatched answers an authenticated request that no route took. h is what the
-// mux would have said: a redirect to the clean form of the path, a method that the
-// path does not have, or nothing here.
-func (f *Front) unmatched(w http.ResponseWriter, r *http.Request, h http.Handler) {
-	verdict := verdict{header: http.Header{}}
-	h.ServeHTTP(&verdict, r)
+// unmatched answers an authenticated request that no route took. v is what the mux
+// said: a redirect to the clean form of the path, a method that the path does not have,
+// or nothing here.
+func (f *Front) unmatched(w http.ResponseWriter, r *http.Request, v *verdict) {
 	switch {
-	case verdict.status >= 300 && verdict.status < 400:
-		w.Header().Set("Location", verdict.header.Get("Location"))
-		w.WriteHeader(verdict.status)
-	case verdict.status == http.StatusMethodNotAllowed:
-		allow := verdict.header.Get("Allow")
+	case v.status >= 300 && v.status < 400:
+		w.Header().Set("Location", v.header.Get("Location"))
+		w.WriteHeader(v.status)
+	case v.status == http.StatusMethodNotAllowed:
+		allow := v.header.Get("Allow")
 		w.Header().Set("Allow", allow)
-		writeFault(w, verdict.status, fault.New(fault.BadRequest, "%.20s is not a method of %.200q; it has %s", r.Method, r.URL.Path, allow))
+		writeFault(w, v.status, fault.New(fault.BadRequest, "%.20s is not a method of %.200q; it has %s", r.Method, r.URL.Path, allow))
 	default:
 		writeFault(w, http.StatusNotFound, fault.New(fault.BadRequest, "there is nothing at %.200q; known are %s", r.URL.Path, strings.Join(f.roots, ", ")))
 	}
 }
 
-// verdict is a ResponseWriter that keeps what the mux decided and drops its text.
+// verdict is the ResponseWriter that the mux gets. A route takes the real one out of it;
+// when the mux answers itself, the verdict keeps what that decided and drops its text.
 type verdict struct {
-	header http.Header
+	to     http.ResponseWriter
+	routed bool // a route has taken over
+
+	header http.Header // nil until it is asked for
 	status int
 }
 
-func (v *verdict) Header() http.Header         { return v.header }
+func (v *verdict) Header() http.Header {
+	if v.header == nil {
+		v.header = http.Header{}
+	}
+	return v.header
+}
+
 func (v *verdict) WriteHeader(status int)      { v.status = status }
 func (v *verdict) Write(p []byte) (int, error) { return len(p), nil }
 
