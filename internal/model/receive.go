@@ -175,7 +175,7 @@ func (t *turn) receiveStream(resp *http.Response, h http.Header, w *watch) endin
 // feed reads a stream until the API's last event, and passes on what may go. It returns
 // why the stream ended too early, nil if it did not.
 func (t *turn) feed(s *dialect.Stream, body io.Reader, w *watch) error {
-	buf := make([]byte, 8<<10) // events are small, and many streams may be open
+	buf := make([]byte, 4<<10) // events are small, and many streams may be open
 	for {
 		n, err := t.read(w, body, buf)
 		out, broken := s.Feed(buf[:n])

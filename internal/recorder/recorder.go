@@ -211,7 +211,11 @@ func (x *exchange) relay(answer *model.Answer) {
 	if h.Get("Content-Length") == "" && x.r.Method != http.MethodHead && !answer.Ready() {
 		_ = out.Flush() // a client waits for the header of a stream; what goes wrong shows at the first write
 	}
-	buf := make([]byte, 32<<10)
+	size := 32 << 10
+	if strings.HasPrefix(h.Get("Content-Type"), "text/event-stream") {
+		size = 4 << 10 // events are small, and many streams may be open
+	}
+	buf := make([]byte, size)
 	for {
 		n, err := answer.Read(buf)
 		if n > 0 {
