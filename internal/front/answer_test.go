@@ -27,7 +27,7 @@ var golden = []struct {
 	{"unknown_server", -32001, 404, ""},
 	{"unknown_turn", -32001, 404, ""},
 	{"name_taken", -32002, 409, ""},
-	{"session_sealed", -32002, 409, ""},
+	{"session_sealed", -32002, 410, ""},
 	{"session_limit", -32003, 429, "1"},
 	{"task_limit", -32003, 429, "1"},
 	{"instance_wait_timeout", -32003, 429, "1"},
