@@ -36,6 +36,9 @@ The model is one that llm.upstreams of the configuration serves.`,
 	f.StringVar(&model, "model", "", "the model that works on it; the default is llm.tasks.model of the configuration")
 	f.StringVar(&session, "session", "", "work in the session of this `id`, and leave it what it has then")
 	f.BoolVar(&asJSON, "json", false, "print the whole result as JSON")
+	_ = cmd.RegisterFlagCompletionFunc("server", func(cmd *cobra.Command, _ []string, start string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return completeServers(cmd, nil, start)
+	}) // it fails for a flag that is not there
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), endSignals...)
 		defer stop()

@@ -2,7 +2,6 @@ package session
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"strings"
 
@@ -208,19 +207,11 @@ func (x *redirected) Done(p mux.Pieces) {
 	if s := x.minted; s != nil {
 		named, ok := withSession(p, s.id)
 		if !ok {
-			s.m.spawn(func() { s.abandon() })
+			s.m.spawn(func() { s.m.endOwn(s) })
 		}
 		p = named
 	}
 	x.k.Done(p)
-}
-
-// abandon ends a session that nobody can name.
-func (s *Session) abandon() {
-	s.m.mu.Lock()
-	s.beginEndLocked(errEnded)
-	s.m.mu.Unlock()
-	s.finishEnd(context.Background(), true)
 }
 
 // withSession says in a result's _meta in which session it was made. It reports false for

@@ -27,9 +27,16 @@ type TaskSpec struct {
 	Wait bool
 }
 
-// MaxTasks returns how many tasks one session may run at once (sessions.maxTasks); 0 is any
-// number.
-func (m *Manager) MaxTasks() int { return m.live.Load().Limits.MaxTasks }
+// MaxTasks returns how many tasks a principal's session may run at once; 0 is any number.
+// One that does not exist has the general limit.
+func (m *Manager) MaxTasks(principal, id string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.sessions[key{principal, id}]; s != nil {
+		return s.limits().MaxTasks
+	}
+	return m.live.Load().Limits.MaxTasks
+}
 
 // Task is a registered task. Its methods may be called while its function runs.
 type Task struct {

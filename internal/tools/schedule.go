@@ -60,6 +60,7 @@ func (t *Tools) carryOut(n, atOnce int, do func(i int) outcome, ended func(done 
 					return
 				}
 				outcomes[i] = t.contained(func() outcome { return do(i) })
+				t.jobs.WithLabelValues(outcomeOf(outcomes[i].isError)).Inc()
 				mu.Lock()
 				done++
 				ended(done)
@@ -118,7 +119,7 @@ func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs 
 	}
 	n, atOnce := len(jobs), 1
 	if how.Concurrent {
-		if atOnce = c.Manager().MaxTasks(); atOnce <= 0 {
+		if atOnce = c.Manager().MaxTasks(spec.Principal, spec.Session); atOnce <= 0 {
 			atOnce = n
 		}
 	}

@@ -2,11 +2,15 @@ package tools
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"roundhouse/internal/session"
 	"roundhouse/internal/wire"
@@ -210,11 +214,20 @@ func TestSessionRelease(t *testing.T) {
 // A1: a picture is that of the session's own instance; a session that has none gets one.
 func TestScreenshot(t *testing.T) {
 	inWorld(t, 16, func(w *world) {
+		broken := false
 		w.call = func(l *link, tool string, _ json.RawMessage) (string, error) {
+			if broken {
+				return "", errors.New("no screen")
+			}
 			return `{"content":[{"type":"image","data":"` + l.name + `","mimeType":"image/png"}]}`, nil
 		}
 		c := w.client("local", "", "s")
 		w.tool(c, nil, "roundhouse__batch", batchOf("browser", 1, ""))
+		broken = true
+		if r := w.tool(c, nil, "roundhouse__screenshot", `{}`); !r.Result.IsError || !strings.Contains(r.Result.Content[0].Text, "no screen") {
+			t.Error(r.raw)
+		}
+		broken = false
 		own := strings.Fields(w.seen()[0])[0]
 		if r := w.tool(c, nil, "roundhouse__screenshot", `{}`); !strings.Contains(r.raw, `"content":[{"type":"image","data":"`+own+`","mimeType":"image/png"}]`) {
 			t.Error(r.raw)
@@ -276,6 +289,36 @@ func TestACallerIsAskedDuringABatch(t *testing.T) {
 		c.Session().Do(c, f, nil)
 		if r := w.read(<-out.done); !slices.Equal(r.texts(), []string{`{"action":"accept","content":{}}`}) {
 			t.Error(r.raw)
+		}
+	})
+}
+
+// What the tools are used for is counted, by how it went.
+func TestCallsAreCounted(t *testing.T) {
+	inWorld(t, 16, func(w *world) {
+		c := w.client("local", "roundhouse", "")
+		w.tool(c, nil, "batch", `{"calls":[{"server":"files","tool":"do"},{"server":"files","tool":"do"},{"server":"nope","tool":"do"}]}`)
+		w.tool(c, nil, "batch", `{}`)
+		w.tool(c, nil, "session_cleanup", `{"session_id":"nobody"}`)
+		r := prometheus.NewRegistry()
+		r.MustRegister(w.t.Collectors()...)
+		families, err := r.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				line := strings.TrimPrefix(f.GetName(), "roundhouse_tools_")
+				for _, l := range m.GetLabel() {
+					line += " " + l.GetValue()
+				}
+				got = append(got, fmt.Sprint(line, " ", m.GetCounter().GetValue()))
+			}
+		}
+		want := []string{"calls_total failed batch 1", "calls_total ok batch 1", "calls_total error session_cleanup 1", "tasks_total failed 1", "tasks_total ok 2"}
+		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("it counts %q", got)
 		}
 	})
 }

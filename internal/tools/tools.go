@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"roundhouse/internal/fault"
 	"roundhouse/internal/loop"
 	"roundhouse/internal/session"
@@ -35,15 +37,29 @@ type Config struct {
 }
 
 // Tools are roundhouse's own tools. They keep nothing between calls.
-type Tools struct{ cfg Config }
+type Tools struct {
+	cfg   Config
+	calls *prometheus.CounterVec // by tool and outcome
+	jobs  *prometheus.CounterVec // by outcome
+}
 
 // New returns the tools.
 func New(cfg Config) *Tools {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Tools{cfg}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	return &Tools{
+		cfg:   cfg,
+		calls: counter("roundhouse_tools_calls_total", "Calls of roundhouse's own tools, by what they ended in: a result (ok), one that says an error (failed), or an error of the call (error).", "tool", "outcome"),
+		jobs:  counter("roundhouse_tools_tasks_total", "Calls of batches, and tasks of models, by what they ended in (ok, failed).", "outcome"),
+	}
 }
+
+// Collectors returns what is exported of the tools.
+func (t *Tools) Collectors() []prometheus.Collector { return []prometheus.Collector{t.calls, t.jobs} }
 
 // tool is one tool: how it is shown, and what it does.
 type tool struct {
@@ -66,7 +82,7 @@ func (t *Tools) Own() []session.OwnTool {
 	}
 	own := make([]session.OwnTool, len(all))
 	for i, x := range all {
-		own[i] = session.OwnTool{Name: x.name, Listed: x.listed(), Run: x.answer}
+		own[i] = session.OwnTool{Name: x.name, Listed: x.listed(), Run: func(ctx context.Context, c *session.OwnCall) ([]byte, error) { return t.answer(ctx, x, c) }}
 	}
 	return own
 }
@@ -86,21 +102,32 @@ func (x tool) listed() []byte {
 	}{"object", json.RawMessage("{" + x.properties + "}"), x.required, false}, json.RawMessage(x.annotations)})
 }
 
-// answer runs the tool. What is wrong with its arguments is said in the result, where
-// models see it; other errors are errors of the call.
-func (x tool) answer(ctx context.Context, c *session.OwnCall) ([]byte, error) {
+// answer runs a tool. Errors that have a reason are errors of the call, for programs;
+// what is wrong with the arguments, or with a server, is said in the result, where models
+// see it.
+func (t *Tools) answer(ctx context.Context, x tool, c *session.OwnCall) ([]byte, error) {
 	err := x.check(c.Arguments)
 	var r result
 	if err == nil {
 		r, err = x.run(ctx, c)
 	}
-	if bad, ok := errors.AsType[badArguments](err); ok {
-		r, err = result{content: []json.RawMessage{text(x.name + ": " + string(bad))}, isError: true}, nil
+	if e, ok := errors.AsType[*fault.Error](err); ok {
+		t.calls.WithLabelValues(x.name, "error").Inc()
+		return nil, e
 	}
 	if err != nil {
-		return nil, err
+		r = result{content: []json.RawMessage{text(x.name + ": " + err.Error())}, isError: true}
 	}
+	t.calls.WithLabelValues(x.name, outcomeOf(r.isError)).Inc()
 	return r.encode(), nil
+}
+
+// outcomeOf names an outcome in metrics.
+func outcomeOf(isError bool) string {
+	if isError {
+		return "failed"
+	}
+	return "ok"
 }
 
 // badArguments is what is wrong with the arguments of a call.
