@@ -70,6 +70,14 @@ export const models = {
   // Asks the client's own function, and says what that said.
   function: speaks(({ results, tools }) => (results.length > 0 ? { text: `It is ${results[0]}.` } : { calls: [{ name: tools('get_weather'), arguments: { city: 'Paris' } }] })),
 
+  // Asks the client's custom tool, which a chat completion offers as a function with one text.
+  custom: speaks(({ body, results, tools }) => {
+    if (results.length > 0) return { text: `It prints ${results[0]}.` };
+    const name = tools('run_code');
+    const { parameters } = body.tools.find((tool) => tool.function.name === name).function;
+    return { calls: [{ name, arguments: { [Object.keys(parameters.properties)[0]]: 'print(6 * 7)' } }] };
+  }),
+
   // Asks the tool echo of a server.
   echo: speaks(({ body, results, tools }) => {
     if (results.length > 0) return { text: `The tool said: ${results.join(', ')}` };
@@ -94,7 +102,7 @@ export const models = {
   }),
 
   // Calls a tool that takes a while.
-  slow: speaks(({ results, tools }) => (results.length > 0 ? { text: 'That took a while.' } : { calls: [{ name: tools('slow'), arguments: { ms: 1500 } }] })),
+  slow: speaks(({ results, tools }) => (results.length > 0 ? { text: 'That took a while.' } : { calls: [{ name: tools('slow'), arguments: { ms: 400 } }] })),
 
   // Calls a tool that takes longer than any test.
   endless: speaks(({ tools }) => ({ calls: [{ name: tools('slow'), arguments: { ms: 600_000 } }] })),

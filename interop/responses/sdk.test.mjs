@@ -82,6 +82,27 @@ async function scenarios(t, world, client, language) {
     }
   });
 
+  // X1
+  await step('custom tools', async () => {
+    const tools = [{ type: 'custom', name: 'run_code', description: 'Runs it.' }];
+    for (const how of ['create', 'stream']) {
+      const first = await good(how, { params: { model: 'custom', input: 'What is six times seven?', tools } });
+      const { type, call_id, name, input } = first.output[0];
+      assert.deepEqual([type, name, input], ['custom_tool_call', 'run_code', 'print(6 * 7)']);
+      const second = await good(how, { params: { model: 'custom', previous_response_id: first.id, input: [{ type: 'custom_tool_call_output', call_id, output: '42' }], tools } });
+      assert.equal(text(second), 'It prints 42.');
+    }
+  });
+
+  // X2, X6: a session that is named by its URL
+  await step('a named session', async () => {
+    const order = { base: `${world.base}/sessions/${language}` };
+    const first = await good('create', { ...order, params: { model: 'echo', input: 'Ask the tool.', tools: [tool] } });
+    const second = await good('create', { ...order, params: { model: 'history', previous_response_id: first.id, input: 'What was that?' } });
+    assert.equal(spoken(text(second)).filter(([role]) => role === 'tool').length, 1);
+    assert.equal((await good('retrieve', { ...order, id: first.id })).id, first.id);
+  });
+
   // X1, X5, case 57
   for (const [where, server] of [['by label', mcp('everything', { allowed_tools: ['echo'] })], ['by URL', mcp('elsewhere', { server_url: world.url.href, allowed_tools: { tool_names: ['echo'] }, headers: { 'X-Key': 'sentinel' }, authorization: 'sentinel' })]]) {
     await step(`MCP tools ${where}`, async () => {
@@ -255,6 +276,15 @@ test('responses outlast the daemon', async (t) => {
   const approve = { params: { model: 'ledger', previous_response_id: asked.id, input: [{ type: 'mcp_approval_response', approval_request_id: one(asked, 'mcp_approval_request').id, approve: true }], tools: [mcp('bad', { require_approval: 'always' })] } };
   const { response: approved } = await ask('create', approve);
   assert.equal(one(approved, 'mcp_call').status, 'completed');
+
+  const { response: stopping } = await ask('create', { params: { model: 'endless', input: 'Go.', tools: [tool], background: true } });
+  const reader = ask('resume', { id: stopping.id });
+  await until('it runs', 30_000, async () => (await ask('retrieve', { id: stopping.id })).response.status === 'in_progress');
+  await restart(world.daemon, 'SIGTERM');
+  const seen = (await reader).events;
+  checkEvents(seen);
+  assert.equal(seen.at(-1).type, 'response.failed');
+  assert.deepEqual((await ask('resume', { id: stopping.id })).events, seen);
 
   const { response: running } = await ask('create', { params: { model: 'endless', input: 'Go.', tools: [tool], background: true } });
   await until('it runs', 30_000, async () => (await ask('retrieve', { id: running.id })).response.status === 'in_progress');

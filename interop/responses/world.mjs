@@ -75,7 +75,7 @@ export async function startWorld(t) {
   const url = await startEverything(t);
   const daemon = await startDaemon(t, {
     servers: ({ everything }) => ({ everything, bad: { command: badserver }, broken: { command: badserver, args: ['-fail-start'] } }),
-    settings: { llm: { upstreams: { scripted: { baseURL: engine.url } }, record: { unnamed: 'observe' }, responses: { egress: { allow: [url.host] } } } },
+    settings: { llm: { upstreams: { scripted: { baseURL: engine.url } }, record: { unnamed: 'observe' }, responses: { egress: { allow: [url.host] } } }, shutdown: { grace: '1s' } },
   });
   const proxy = await startProxy(t, daemon.url);
   return {
