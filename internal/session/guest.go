@@ -57,6 +57,12 @@ func (m *Manager) Guest(v Invitation) (*Guest, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.welcome(scope, v)
+}
+
+// welcome makes a guest at a server; the session was entered for it.
+func (s *Session) welcome(scope string, v Invitation) (*Guest, error) {
+	m := s.m
 	c := &Client{
 		id: NewID(), session: s, scope: scope, capabilities: noCapabilities, shareable: noCapabilities, info: "roundhouse",
 		created: time.Now(), calls: map[string]*call{}, mute: true,

@@ -10,8 +10,6 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/fault"
-	"roundhouse/internal/mux"
-	"roundhouse/internal/wire"
 )
 
 // Picture is what an instance looks like, as the tool in its server's instances.snapshot
@@ -33,8 +31,8 @@ const snapshotLimit = 30 * time.Second
 // it counts as a use that is cleaned up after, and it ends with the session. ctx bounds it;
 // once there is an instance, 30 s do, too. Errors: fault.UnknownServer where there is
 // nothing to take a picture of, fault.BadRequest where it is not clear of what,
-// fault.CallTimeout, what a lease or a call fails with, or the cause of ctx. A tool that
-// answers with an error is one, too.
+// fault.CallTimeout, the *CallError with which a lease or the call fails, or the cause of
+// ctx. A tool that answers with an error is one, too.
 func (s *Session) Snapshot(ctx context.Context, server string, lease bool) (*Picture, error) {
 	shown, leased, err := s.pictured(server)
 	if err != nil {
@@ -52,7 +50,19 @@ func (s *Session) Snapshot(ctx context.Context, server string, lease bool) (*Pic
 	slow.Server = shown.Name
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, slow)
 	defer cancel()
-	result, err := s.callTool(ctx, shown.Name, shown.Instances.Snapshot)
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	g, err := s.welcome(shown.Name, Invitation{})
+	if err != nil {
+		return nil, err
+	}
+	defer g.Leave()
+	tool := shown.Instances.Snapshot
+	if tool.Arguments == nil {
+		tool.Arguments = json.RawMessage("{}")
+	}
+	result, err := g.Call(ctx, tool.Tool, tool.Arguments, nil)
 	if err != nil {
 		return nil, fmt.Errorf("take a picture of server %q: %w", shown.Name, err)
 	}
@@ -64,7 +74,7 @@ func (s *Session) Snapshot(ctx context.Context, server string, lease bool) (*Pic
 	case err != nil:
 		return nil, fmt.Errorf("read the picture of server %q: %w", shown.Name, err)
 	case r.IsError:
-		return nil, fmt.Errorf("take a picture of server %q: the tool %s answered with an error: %s", shown.Name, shown.Instances.Snapshot.Tool, r.Content)
+		return nil, fmt.Errorf("take a picture of server %q: the tool %s answered with an error: %s", shown.Name, tool.Tool, r.Content)
 	}
 	return &Picture{Server: shown.Name, Content: r.Content}, nil
 }
@@ -126,18 +136,4 @@ func (s *Session) noInstance(server string) *fault.Error {
 	err := fault.New(fault.UnknownServer, "session %q has no instance of a server that is called %q", s.id, server)
 	err.Server = server
 	return err
-}
-
-// callTool calls a tool of one of the session's servers on roundhouse's own behalf, through
-// the door that its clients use, and returns the result. When ctx ends the call is cancelled
-// at the server.
-func (s *Session) callTool(ctx context.Context, server string, tool config.ToolCall) (json.RawMessage, error) {
-	c := &Client{
-		id: NewID(), session: s, scope: server, capabilities: noCapabilities, shareable: noCapabilities, info: "roundhouse",
-		created: time.Now(), calls: map[string]*call{},
-	}
-	c.version.Store(&wire.LegacyVersions[0])
-	c.keepInfo(nil, "roundhouse", s.m.cfg.Version)
-	defer c.Leave()
-	return c.Call(ctx, tool.Tool, tool.Arguments, func(mux.Pieces) {})
 }
