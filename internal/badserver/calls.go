@@ -42,6 +42,7 @@ func (s *server) startCall(m message) {
 		s.answer(m.ID, m.Method, nil, invalidParams("unknown tool %q", p.Name))
 		return
 	}
+	s.note("call " + p.Name)
 	if p.Name == s.opts.crashOn && s.takeFailure() {
 		fmt.Fprintf(s.stderr, "badserver: crashing on %s\n", p.Name)
 		s.out.exit(exitCrash, nil)
@@ -84,6 +85,7 @@ func (c *call) reply(result []byte, err error) {
 	if !live {
 		return
 	}
+	c.s.note("done " + c.name)
 	if _, rpc := errors.AsType[*rpcError](err); err != nil && !rpc {
 		result, err = fmt.Appendf(nil, `{"content":[{"type":"text","text":%s}],"isError":true}`, quote(err.Error())), nil
 	}

@@ -40,6 +40,8 @@
 //	-exit-after          exit with status 1 so long after answering initialize
 //	-crash-on            exit with status 2 when this tool is called
 //	-crash-times-file    a file that holds how many failures are left for -fail-start, -exit-after and -crash-on; each takes one off, at 0 they do nothing
+//	-diary               append lines to this file: "call TOOL" when a call comes, "done TOOL" before its answer, "end" on EOF; the pid stands before each
+//	-diary-as            what stands before them in the place of the pid
 //	-exit-fast           on EOF, exit without waiting for calls in flight (default true)
 //	-linger              on EOF, wait so long before exiting
 //	-ignore-eof          stay when stdin ends

@@ -21,6 +21,7 @@ type options struct {
 	noCap                                     []string
 	exitAfter, linger                         time.Duration
 	crashOn, crashTimesFile, grandchild       string
+	diary, diaryAs                            string
 	exitFast, ignoreEOF, ignoreTerm           bool
 	slowRead, noRead                          bool
 	tools, pageSize, pages                    int
@@ -64,6 +65,8 @@ func newFlags() (*flag.FlagSet, *options) {
 	fs.DurationVar(&o.exitAfter, "exit-after", 0, "")
 	fs.StringVar(&o.crashOn, "crash-on", "", "")
 	fs.StringVar(&o.crashTimesFile, "crash-times-file", "", "")
+	fs.StringVar(&o.diary, "diary", "", "")
+	fs.StringVar(&o.diaryAs, "diary-as", "", "")
 	fs.BoolVar(&o.exitFast, "exit-fast", true, "")
 	fs.DurationVar(&o.linger, "linger", 0, "")
 	fs.BoolVar(&o.ignoreEOF, "ignore-eof", false, "")

@@ -162,6 +162,7 @@ func (s *server) run(stdin io.Reader) int {
 	if err := s.read(stdin); err != nil {
 		fmt.Fprintf(s.stderr, "badserver: read stdin: %v\n", err)
 	}
+	s.note("end")
 	if s.opts.ignoreEOF {
 		time.Sleep(leftover)
 	}
@@ -173,6 +174,26 @@ func (s *server) run(stdin io.Reader) int {
 		s.out.raw(bye())
 	}
 	return 0
+}
+
+// note writes a line into the diary, if one is kept. Several servers may share it: a short
+// line that is appended is whole.
+func (s *server) note(what string) {
+	if s.opts.diary == "" {
+		return
+	}
+	who := s.opts.diaryAs
+	if who == "" {
+		who = strconv.Itoa(os.Getpid())
+	}
+	f, err := os.OpenFile(s.opts.diary, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = fmt.Fprintf(f, "%s %s\n", who, what)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		fmt.Fprintf(s.stderr, "badserver: keep the diary: %v\n", err)
+	}
 }
 
 // flood writes n bytes of numbered lines to stderr.

@@ -347,6 +347,19 @@ func TestLedgerWritesOneLineWhateverFollows(t *testing.T) {
 	}
 }
 
+func TestDiaryFollowsCallsUntilTheEnd(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "diary")
+	p := ready(t, "-diary", file, "-diary-as", "it")
+	p.answer(p.startTool("count", `{}`))
+	p.startTool("slow", `{"ms":600000}`)
+	_ = p.stdin.Close()
+	p.ended()
+	data, err := os.ReadFile(file)
+	if want := "it call count\nit done count\nit call slow\nit end\n"; err != nil || string(data) != want {
+		t.Errorf("the diary holds %q, %v", data, err)
+	}
+}
+
 func TestPathIsBuiltOnce(t *testing.T) {
 	if first, second := Path(t), Path(t); first != second {
 		t.Errorf("%s and %s", first, second)
