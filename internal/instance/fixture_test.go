@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -27,6 +28,7 @@ type world struct {
 	most      map[string]int       // how many may
 	launches  map[string][]instant // when starts began
 	took      map[string]time.Duration
+	jitter    *rand.Rand    // of the time that starts take; nil is none
 	lingers   time.Duration // that ends take
 	refuse    error         // of starts
 	hangs     map[string]bool
@@ -87,6 +89,9 @@ func (w *world) Launch(ctx context.Context, s *config.Server, index int, lost fu
 	}
 	w.launches[s.Name] = append(w.launches[s.Name], time.Since(testBegan))
 	took, refuse := w.took[s.Name], w.refuse
+	if w.jitter != nil {
+		took += time.Duration(1 + w.jitter.Int64N(int64(time.Millisecond)))
+	}
 	w.mu.Unlock()
 	err := refuse
 	if took > 0 {

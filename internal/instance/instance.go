@@ -188,35 +188,45 @@ type Lease struct {
 // configuration has changed, fault.Draining, or the cause of ctx.
 func (p *Pools) Acquire(ctx context.Context, s *config.Server, b Borrower) (*Lease, error) {
 	w := &waiter{Borrower: b, since: time.Now()}
+	v, err := p.enqueue(s, w)
+	if err != nil {
+		return nil, err
+	}
 	waiting, cancel := context.WithTimeoutCause(ctx, s.Instances.MaxWait, errWaited)
 	defer cancel()
 	for {
-		in, err := p.wait(waiting, s, w)
+		in, err := p.wait(waiting, v, w)
 		if err != nil {
 			return nil, err
 		}
-		if p.prove(ctx, in) {
-			l := &Lease{p, in}
-			p.mu.Lock()
-			in.lease = l
-			in.uses++
-			p.mu.Unlock()
-			return l, nil
-		}
-		if err := context.Cause(ctx); err != nil {
-			return nil, err
+		if l, err := p.prove(ctx, in, w); l != nil || err != nil {
+			return l, err
 		}
 	}
+}
+
+// enqueue puts a waiter into the queue of a server.
+func (p *Pools) enqueue(s *config.Server, w *waiter) (*server, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v, err := p.serverLocked(s)
+	if err != nil {
+		return nil, err
+	}
+	v.queueLocked(w)
+	p.fillLocked(v)
+	return v, nil
 }
 
 // probeWait is how long an instance has to give a sign of life before it is lent.
 const probeWait = 5 * time.Second
 
-// prove probes an instance that is about to be lent (I4), without any lock, and reports
-// whether it may be. Else it is ended, or warm again if only the caller lost interest.
-func (p *Pools) prove(ctx context.Context, in *instance) bool {
+// prove probes the instance that is reserved for w (I4), without any lock, and lends it. One
+// that gives no sign of life is ended; there is no lease then, and w waits again, in its
+// place. If only the caller lost interest the instance is warm again.
+func (p *Pools) prove(ctx context.Context, in *instance, w *waiter) (*Lease, error) {
 	p.mu.Lock()
-	probe := in.server.conf.Instances.Probe
+	v, probe := in.server, in.server.conf.Instances.Probe
 	p.mu.Unlock()
 	brief, cancel := context.WithTimeout(ctx, probeWait)
 	err := in.unit.Ask(brief, probe)
@@ -225,31 +235,27 @@ func (p *Pools) prove(ctx context.Context, in *instance) bool {
 	defer p.mu.Unlock()
 	switch {
 	case in.state == Ending: // the drain was over
-		return false
+		return nil, v.refusal
 	case ctx.Err() != nil: // which says nothing about the instance
 		p.restLocked(in)
-		return false
-	case err != nil || in.dead != nil || in.server.refusal != nil:
-		p.cfg.Log.Warn("an instance is not lent, since it gives no sign of life", "server", in.server.name, "instance", in.id, "err", err)
+		return nil, context.Cause(ctx)
+	case err != nil || in.dead != nil || v.refusal != nil:
+		p.cfg.Log.Warn("an instance is not lent, since it gives no sign of life", "server", v.name, "instance", in.id, "err", err)
 		p.endLocked(in, gone(in, err))
-		return false
+		if v.refusal != nil {
+			return nil, v.refusal
+		}
+		v.queueLocked(w) // at once, before anybody else gets what comes next
+		p.fillLocked(v)
+		return nil, nil
 	}
-	return true
+	in.lease = &Lease{p, in}
+	in.uses++
+	return in.lease, nil
 }
 
-// wait returns an instance that is reserved for w. A second wait of the same w keeps its
-// place.
-func (p *Pools) wait(ctx context.Context, s *config.Server, w *waiter) (*instance, error) {
-	w.outcome = make(chan outcome, 1)
-	p.mu.Lock()
-	v, err := p.serverLocked(s)
-	if err != nil {
-		p.mu.Unlock()
-		return nil, err
-	}
-	v.queueLocked(w)
-	p.fillLocked(v)
-	p.mu.Unlock()
+// wait returns an instance that is reserved for w, which is in the queue.
+func (p *Pools) wait(ctx context.Context, v *server, w *waiter) (*instance, error) {
 	select {
 	case got := <-w.outcome:
 		return got.in, got.err

@@ -494,6 +494,29 @@ func TestADrainWaitsForLeasesAndNamesThoseThatAreLeft(t *testing.T) {
 	})
 }
 
+// I4, I9: a drain waits for a probe and no longer, and the one for whom it was gets nothing.
+func TestADrainDuringAProbeWaitsForThatOnly(t *testing.T) {
+	inWorld(t, func(w *world) {
+		s := w.server("browser", 1, func(i *config.Instances) { i.Min = 1 })
+		w.expect("at first", 0, 1, 0)
+		w.units[0].frozen = true
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := w.acquire(s, "a"); !fault.Is(err, fault.Draining) {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		begun := time.Now()
+		over, cancel := context.WithTimeout(w.Context(), time.Minute)
+		defer cancel()
+		if r := w.pools.Drain(over); len(r.Lent) > 0 || time.Since(begun) != probeWait {
+			t.Errorf("%+v after %s", r, time.Since(begun))
+		}
+		wg.Wait()
+	})
+}
+
 // I9: a drain does not wait when nothing is lent, and gives starts up.
 func TestADrainWithoutLeasesIsQuick(t *testing.T) {
 	inWorld(t, func(w *world) {

@@ -12,73 +12,147 @@ import (
 	"roundhouse/internal/config"
 )
 
-// I1, I2, I3: whatever happens in whatever order, no more instances live than may, no two
-// sessions have one, and nobody waits for what is free. The world counts what lives.
+// I1, I2, I3, I4, I6: whatever happens in whatever order, no more instances live than may, no
+// two sessions have one, who came first is served first, who gave up is in nobody's way, and
+// nobody waits for what is free. The world counts what lives. Every fourth time a hundred wait
+// for five.
 func TestRandomUseKeepsTheBounds(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			inWorld(t, func(w *world) { randomUse(w, rand.New(rand.NewPCG(seed, 1))) })
+			inWorld(t, func(w *world) {
+				r := rand.New(rand.NewPCG(seed, 1))
+				if seed%4 == 0 {
+					randomUse(w, r, 5, time.Hour, 100)
+				} else {
+					randomUse(w, r, 1+r.IntN(4), time.Duration(1+r.IntN(60))*time.Second, 0)
+				}
+			})
 		})
 	}
 }
 
-func randomUse(w *world, r *rand.Rand) {
-	w.lingers = time.Duration(r.IntN(3)) * time.Second
-	kinds := []config.OnRelease{config.ReleaseDestroy, config.ReleaseReset, config.ReleaseKeep}
-	s := w.server("browser", 1+r.IntN(4), func(i *config.Instances) {
-		i.Min, i.OnRelease, i.MaxUses = r.IntN(3), kinds[r.IntN(3)], r.IntN(4)
-		i.Reset, i.Probe = config.ToolCall{Tool: "reset"}, config.ToolCall{Tool: "probe"}
-		i.MaxWait = time.Duration(1+r.IntN(60)) * time.Second
-		i.MaxLifetime = time.Duration(r.IntN(3)) * 20 * time.Second
-	})
-	var mu sync.Mutex
-	held := map[*Lease]string{}
-	has := map[int]string{} // number of a unit → who has it
-	var cancels []context.CancelFunc
-	var wg sync.WaitGroup
-	take := func(n int) {
-		ctx, cancel := context.WithCancel(w.Context())
-		cancels = append(cancels, cancel)
-		who := fmt.Sprint("s", n)
-		wg.Go(func() {
-			l, err := w.pools.Acquire(ctx, s, Borrower{fmt.Sprint("p", n%2), who})
-			if err != nil {
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if other := has[l.number()]; other != "" {
-				w.Errorf("%s and %s have the same instance", other, who)
-			}
-			has[l.number()], held[l] = who, who
-		})
-	}
-	release := func() {
-		mu.Lock()
-		defer mu.Unlock()
-		for l := range held {
-			delete(held, l)
-			delete(has, l.number())
-			l.Release()
+// crowd is who asks for instances, numbered in the order in which they came.
+type crowd struct {
+	w *world
+
+	mu      sync.Mutex
+	held    map[*Lease]int // who has it
+	has     map[int]int    // the number of a unit → who has it
+	cancels []context.CancelFunc
+	gaveUp  map[string]bool // by name
+	wg      sync.WaitGroup
+}
+
+func name(n int) string { return fmt.Sprint("s", n) }
+
+// take lets the next one ask, and returns when he waits or has an instance.
+func (c *crowd) take(s *config.Server) {
+	ctx, cancel := context.WithCancel(c.w.Context())
+	n := len(c.cancels)
+	c.cancels = append(c.cancels, cancel)
+	c.wg.Go(func() {
+		l, err := c.w.pools.Acquire(ctx, s, Borrower{fmt.Sprint("p", n%2), name(n)})
+		if err != nil {
 			return
 		}
+		c.served(n, l)
+	})
+	synctest.Wait()
+}
+
+// served checks that nobody who came before waits any more, but for an instance that is
+// reserved for him already.
+func (c *crowd) served(n int, l *Lease) {
+	c.w.pools.mu.Lock()
+	for _, x := range l.in.server.waiters {
+		var before int
+		if _, err := fmt.Sscanf(x.Session, "s%d", &before); err != nil || before < n {
+			c.w.Errorf("%s was served before %s (%v)", name(n), x.Session, err)
+		}
 	}
-	for n := range 200 {
+	c.w.pools.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if other, taken := c.has[l.number()]; taken {
+		c.w.Errorf("%s and %s have the same instance", name(other), name(n))
+	}
+	c.has[l.number()], c.held[l] = n, n
+}
+
+func (c *crowd) release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for l := range c.held {
+		delete(c.held, l)
+		delete(c.has, l.number())
+		l.Release()
+		return
+	}
+}
+
+// giveUp lets somebody lose interest, who waits no more at once.
+func (c *crowd) giveUp(n int) {
+	c.cancels[n]()
+	c.gaveUp[name(n)] = true
+	synctest.Wait()
+}
+
+// check looks at the pool while nothing happens.
+func (c *crowd) check() {
+	synctest.Wait()
+	c.w.pools.mu.Lock()
+	defer c.w.pools.mu.Unlock()
+	v := c.w.pools.servers["browser"]
+	if n := v.count(Starting, Warm, Leased); n > v.most() || len(v.all) > v.most() {
+		c.w.Fatalf("%d of %d start, are warm or lent; %d live", n, v.most(), len(v.all))
+	}
+	for _, x := range v.waiters {
+		if c.gaveUp[x.Session] {
+			c.w.Errorf("%s waits, but has given up", x.Session)
+		}
+	}
+	if len(v.waiters) == 0 {
+		return
+	}
+	if in := v.pickLocked(v.waiters[0]); in != nil {
+		c.w.Errorf("%s waits, while %s is free", v.waiters[0].Session, in.id)
+	}
+	if v.pause == nil && len(v.all) < v.most() && v.count(Starting, Resetting) < len(v.waiters) {
+		c.w.Errorf("%s waits, and nothing is started for him", v.waiters[0].Session)
+	}
+}
+
+// randomUse does this and that. No two things happen at the same time, unless one follows
+// from the other, so that it is clear who was first.
+func randomUse(w *world, r *rand.Rand, most int, maxWait time.Duration, atOnce int) {
+	w.lingers, w.jitter = time.Duration(r.IntN(3))*time.Second, rand.New(rand.NewPCG(r.Uint64(), 1))
+	kinds := []config.OnRelease{config.ReleaseDestroy, config.ReleaseReset, config.ReleaseKeep}
+	s := w.server("browser", most, func(i *config.Instances) {
+		i.Min, i.OnRelease, i.MaxUses = r.IntN(3), kinds[r.IntN(3)], r.IntN(4)
+		i.Reset, i.Probe = config.ToolCall{Tool: "reset"}, config.ToolCall{Tool: "probe"}
+		i.MaxWait = maxWait
+		i.MaxLifetime = time.Duration(r.IntN(3)) * 20 * time.Second
+	})
+	c := &crowd{w: w, held: map[*Lease]int{}, has: map[int]int{}, gaveUp: map[string]bool{}}
+	for range atOnce {
+		c.take(s)
+	}
+	for range 200 {
 		switch r.IntN(9) {
 		case 0, 1, 2:
-			take(n)
+			c.take(s)
 		case 3, 4:
-			release()
+			c.release()
 		case 5:
-			if len(cancels) > 0 {
-				cancels[r.IntN(len(cancels))]()
+			if len(c.cancels) > 0 {
+				c.giveUp(r.IntN(len(c.cancels)))
 			}
 		case 6: // some unit dies, is stopped, or is well
 			w.mu.Lock()
 			units := w.units
 			w.mu.Unlock()
 			if len(units) > 0 {
-				u := units[max(0, len(units)-1-r.IntN(4))]
+				u := units[max(0, len(units)-1-r.IntN(5))]
 				if r.IntN(2) == 0 {
 					u.die(r.IntN(2) == 0)
 				} else {
@@ -99,27 +173,25 @@ func randomUse(w *world, r *rand.Rand) {
 				}
 			})
 		case 8:
-			time.Sleep(time.Duration(r.IntN(8000)) * time.Millisecond)
+			time.Sleep(time.Duration(r.Int64N(int64(8 * time.Second))))
 		}
+		synctest.Wait()
 		if r.IntN(2) == 0 {
-			synctest.Wait()
-			i := w.pools.Snapshot("", true)[0]
-			if i.Starting+i.Warm+i.Leased > i.Max {
-				w.Fatalf("%+v", i)
-			}
+			c.check()
 		}
 	}
 	// When all is well again and everybody gives back, whoever still waits is served.
 	w.set(func() { w.refuse = nil; clear(w.cannot) })
 	for range 400 {
-		release()
+		c.release()
 		time.Sleep(time.Second)
+		c.check()
 	}
-	wg.Wait()
+	c.wg.Wait()
 	if i := w.pools.Snapshot("", true)[0]; len(i.Waiting) > 0 {
 		w.Errorf("somebody waits for ever: %+v", i)
 	}
-	for _, cancel := range cancels {
+	for _, cancel := range c.cancels {
 		cancel()
 	}
 }

@@ -78,8 +78,9 @@ type outcome struct {
 	err error
 }
 
-// queueLocked puts a waiter into its place.
+// queueLocked puts a waiter into its place, which it keeps if it was in the queue before.
 func (v *server) queueLocked(w *waiter) {
+	w.outcome = make(chan outcome, 1)
 	if w.ticket == 0 {
 		v.tickets++
 		w.ticket = v.tickets
@@ -382,7 +383,6 @@ func (p *Pools) restLocked(in *instance) {
 	switch {
 	case in.server.refusal != nil:
 		p.endLocked(in, in.server.refusal)
-		p.drainedLocked()
 	case in.dead != nil:
 		p.endLocked(in, gone(in, in.dead))
 	default:
@@ -402,6 +402,7 @@ func gone(in *instance, err error) *fault.Error {
 // endLocked ends an instance. It holds its place until nothing of it lives.
 func (p *Pools) endLocked(in *instance, why *fault.Error) {
 	p.setLocked(in, Ending)
+	p.drainedLocked()
 	p.wg.Go(func() {
 		in.unit.Close(why)
 		p.mu.Lock()
