@@ -69,7 +69,7 @@ func (t *turn) commit(e *ending) error {
 func (t *turn) missed(e *ending, err error) {
 	t.m.log.Error("a model call could not be recorded", "session", t.key.ID, "turn", t.id, "policy", string(t.policy), "err", err)
 	late := errors.Is(err, store.ErrSealed)
-	if t.trains() && !e.foreign {
+	if t.trains() {
 		e.failure = refuse(http.StatusInternalServerError, err, "the turn could not be recorded, and its answer is withheld")
 		e.failure.Failure.Code = "store_failed"
 		if late {

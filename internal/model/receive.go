@@ -20,16 +20,14 @@ type ending struct {
 	tail  []byte // for the client
 	abort bool   // after tail the connection is broken off
 	// failure takes the place of tail, nil if there is none. In a stream it is told by
-	// stream.
+	// stream; it is not told behind an answer that has begun and is none, of which the
+	// client has the upstream's own bytes.
 	failure *Error
 	stream  *dialect.Stream
 	// header is that of an answer which has not begun, and is tail as a whole. Its status
 	// is the result's.
 	header http.Header
 	rest   io.ReadCloser // what is left of the upstream's answer, nil if there was none
-	// foreign tells that the client got the upstream's own bytes, be they stored or not:
-	// they are no turn.
-	foreign bool
 }
 
 // receive passes on the answer.
@@ -60,7 +58,7 @@ func encodingOf(h http.Header) string {
 
 // relay passes on an answer that is no turn, byte for byte (A.7).
 func (t *turn) relay(resp *http.Response, h http.Header, w *watch, outcome store.Outcome, why string) ending {
-	e := ending{foreign: true, result: store.Result{Outcome: outcome, Status: resp.StatusCode, Header: h, Error: why}}
+	e := ending{result: store.Result{Outcome: outcome, Status: resp.StatusCode, Header: h, Error: why}}
 	t.out.begin(resp.StatusCode, h)
 	buf := make([]byte, readBytes)
 	for {

@@ -273,7 +273,14 @@ func TestClientLeaves(t *testing.T) {
 			w.answers(func(rw http.ResponseWriter, r *http.Request) {
 				saysStream(chunkHello)(rw, r)
 				<-gone
-				time.Sleep(100 * time.Millisecond)
+				late := time.After(30 * time.Second)
+				if policy == "train" {
+					late = time.After(100 * time.Millisecond)
+				}
+				select {
+				case <-late:
+				case <-r.Context().Done():
+				}
 				cancelled <- r.Context().Err() != nil
 				saysStream(chunkHello, chunkFinish, chunkDone)(rw, r)
 			})

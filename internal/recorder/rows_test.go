@@ -240,16 +240,9 @@ func TestErrorDressedAsAnEnd(t *testing.T) {
 func TestClientsThatReallyLeave(t *testing.T) {
 	w := newWorld(t, nil)
 	for i, c := range []struct {
-		until    string // what is read before the client leaves
-		reset    bool
-		delivery []store.Delivery
-	}{
-		{"", false, []store.Delivery{store.None}},
-		{"", true, []store.Delivery{store.None}},
-		{"Hello", false, []store.Delivery{store.Partial, store.None}},
-		{"Hello", true, []store.Delivery{store.Partial, store.None}},
-		{"[DONE]", true, []store.Delivery{store.Full, store.Partial}},
-	} {
+		until string // what is read before the client leaves
+		reset bool
+	}{{"", false}, {"", true}, {"Hello", false}, {"Hello", true}, {"[DONE]", true}} {
 		arrived, left := make(chan bool, 1), make(chan bool)
 		w.answers(func(rw http.ResponseWriter, r *http.Request) {
 			arrived <- true
@@ -287,7 +280,9 @@ func TestClientsThatReallyLeave(t *testing.T) {
 		}
 		conn.Close()
 		close(left)
-		if r := w.one(session).Result; r.Outcome != store.Complete || !slices.Contains(c.delivery, r.Delivery) || r.Delivery == store.None && r.Delivered != 0 {
+		// Buffers take some bytes of which nobody knows that they do not arrive, but not all.
+		r := w.one(session).Result
+		if full := r.Delivery == store.Full; r.Outcome != store.Complete || full && c.until != "[DONE]" || r.Delivered > r.Raw.Size() || (r.Delivered == 0) != (r.Delivery == store.None) {
 			t.Errorf("%d: stored %+v", i, r)
 		}
 	}

@@ -317,6 +317,23 @@ func TestStoreFails(t *testing.T) {
 			}
 			w.settle()
 		})
+		t.Run(policy+", an error of the upstream's", func(t *testing.T) {
+			w := newWorld(t, nil)
+			fails := make(chan bool)
+			w.answers(func(rw http.ResponseWriter, r *http.Request) {
+				<-fails
+				saysJSON(429, `{"error":{"message":"slow"}}`)(rw, r)
+			})
+			done := make(chan got, 1)
+			go func() { done <- w.post("/v1/chat/completions", chatAsk, "X-Roundhouse-Record", policy) }()
+			w.intents(1)
+			_ = w.store.Close()
+			close(fails)
+			if g := <-done; g.status != 429 || g.body != `{"error":{"message":"slow"}}` || g.err != nil {
+				t.Errorf("got %+v", g)
+			}
+			w.settle()
+		})
 		t.Run(policy+", stream", func(t *testing.T) {
 			w := newWorld(t, nil)
 			fails := make(chan bool)
