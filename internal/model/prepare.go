@@ -85,6 +85,10 @@ func (m *Models) consult(ctx context.Context, p *prepared) error {
 	}
 	switch {
 	case p.policy == config.RecordOff:
+	case s.State == store.Closed && !s.Sealed.IsZero():
+		e := sealed(store.ErrSealed) // its id is not used again (N1)
+		e.Failure.Status = http.StatusGone
+		return e
 	case s.State == store.Closed:
 		p.key.Incarnation++ // an id that is used again after its end
 	case !s.Sealed.IsZero():

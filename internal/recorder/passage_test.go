@@ -249,7 +249,7 @@ func TestUpstreamsByModel(t *testing.T) {
 	}
 }
 
-// C15: what comes after a session was sealed is refused before anything is sent.
+// C15, N1: what comes after a session was sealed is refused before anything is sent.
 func TestSealedSession(t *testing.T) {
 	w := newWorld(t, nil)
 	w.answers(saysJSON(200, chatAnswer))
@@ -259,6 +259,13 @@ func TestSealedSession(t *testing.T) {
 	}
 	before := len(w.requests())
 	if g := w.post("/v1/chat/completions", chatAsk); g.status != 409 || g.header.Get("X-Should-Retry") != "false" || len(w.requests()) != before {
+		t.Errorf("got %+v", g)
+	}
+	// N1: when it has ended, too, its id is not used again.
+	if found, err := w.models.End(t.Context(), "local", "s1", false); !found || err != nil {
+		t.Errorf("the end: %v, %v", found, err)
+	}
+	if g := w.post("/v1/chat/completions", chatAsk); g.status != 410 || g.header.Get("X-Should-Retry") != "false" || !strings.Contains(g.body, "session_sealed") || len(w.requests()) != before {
 		t.Errorf("got %+v", g)
 	}
 }
