@@ -98,13 +98,18 @@ func (a *api) get(ctx context.Context, path string, v any) error {
 
 // send makes a request of the API and reads the answer into v, if there is one.
 func (a *api) send(ctx context.Context, method, path string, v any) error {
-	res, err := a.do(ctx, method, path, nil, nil)
+	return a.sendJSON(ctx, method, path, nil, v)
+}
+
+// sendJSON is send with a body.
+func (a *api) sendJSON(ctx context.Context, method, path string, body []byte, v any) error {
+	res, err := a.do(ctx, method, path, nil, body)
 	if err != nil {
 		return err
 	}
 	defer res.Body.Close()
 	switch res.StatusCode {
-	case http.StatusOK:
+	case http.StatusOK, http.StatusCreated:
 	case http.StatusNoContent:
 		return nil
 	default:

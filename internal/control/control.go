@@ -4,7 +4,6 @@ package control
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -99,6 +98,7 @@ func (c *Control) Register(f *front.Front) {
 	f.Handle("GET /api/v1/instances", c.instances)
 	f.Handle("GET /api/v1/events", c.events)
 	f.Handle("GET /api/v1/sessions", c.sessions)
+	f.Handle("POST /api/v1/sessions", c.createSession)
 	f.Handle("GET /api/v1/sessions/{id}", c.session)
 	f.Handle("PATCH /api/v1/sessions/{id}", c.changeSession)
 	f.Handle("DELETE /api/v1/sessions/{id}", c.endSession)
@@ -380,106 +380,4 @@ func flag(r *http.Request, name string) (bool, error) {
 		return false, fault.New(fault.BadRequest, "%s must be true or false", name)
 	}
 	return v, nil
-}
-
-func (c *Control) sessions(w http.ResponseWriter, _ *http.Request, caller front.Caller) {
-	list := c.cfg.Sessions.List(caller.Principal, caller.Admin)
-	if list == nil {
-		list = []session.Info{}
-	}
-	front.WriteJSON(w, http.StatusOK, map[string]any{"sessions": list})
-}
-
-// owner returns whose session the path names. That is the caller's own one, or for
-// an admin the only one of that id, or that of ?principal=. It may be alive or recorded.
-func (c *Control) owner(r *http.Request, caller front.Caller) (string, error) {
-	if p := r.URL.Query().Get("principal"); p != "" {
-		if p != caller.Principal && !caller.Admin {
-			return "", errAdmin
-		}
-		return p, nil
-	}
-	if !caller.Admin {
-		return caller.Principal, nil
-	}
-	owners, err := c.recorders(r.Context(), r.PathValue("id"))
-	if err != nil {
-		return "", err
-	}
-	for _, s := range c.cfg.Sessions.List("", true) {
-		if s.ID == r.PathValue("id") {
-			owners = append(owners, s.Principal)
-		}
-	}
-	slices.Sort(owners)
-	owners = slices.Compact(owners)
-	switch {
-	case len(owners) == 0 || slices.Contains(owners, caller.Principal):
-		return caller.Principal, nil
-	case len(owners) == 1:
-		return owners[0], nil
-	}
-	return "", fault.New(fault.BadRequest, "several principals have a session of this id; choose with ?principal= or --principal one of %s", strings.Join(owners, ", "))
-}
-
-// Session is a session as the API shows it: what lives of it, and what is recorded.
-type Session struct {
-	session.Info
-	Recording *Recording `json:"recording,omitempty"`
-}
-
-// recordedState is the state of a session of which nothing lives but its recording.
-const recordedState session.State = "recorded"
-
-func (c *Control) session(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	principal, err := c.owner(r, caller)
-	if err != nil {
-		front.WriteError(w, err)
-		return
-	}
-	info, liveErr := c.cfg.Sessions.Get(principal, false, r.PathValue("id"))
-	recording, err := c.recordingOf(r, principal)
-	if recording == nil && err == nil {
-		err = liveErr
-	}
-	if err != nil {
-		front.WriteError(w, err)
-		return
-	}
-	if liveErr != nil {
-		info = session.Info{
-			ID: recording.ID, Principal: principal, State: recordedState, Named: true, CreatedAt: recording.CreatedAt,
-			LastActivity: recording.LastActivity, Clients: []session.ClientInfo{}, Connections: []string{},
-		}
-	}
-	front.WriteJSON(w, http.StatusOK, Session{info, recording})
-}
-
-// endSession ends a session and answers when it has ended.
-func (c *Control) endSession(w http.ResponseWriter, r *http.Request, caller front.Caller) {
-	force, err := flag(r, "force")
-	var principal string
-	if err == nil {
-		principal, err = c.owner(r, caller)
-	}
-	if err != nil {
-		front.WriteError(w, err)
-		return
-	}
-	// The end goes on when the caller is gone: a session ends once.
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(r.Context()), c.cfg.Config().Shutdown.Grace, errors.New("the grace for calls in flight is over"))
-	defer cancel()
-	err = c.cfg.Sessions.End(ctx, principal, false, r.PathValue("id"), force)
-	if unknown := fault.Is(err, fault.UnknownSession); err == nil || unknown {
-		// It may have had model calls alone, of which the manager knows nothing.
-		found, endErr := c.cfg.Models.End(ctx, principal, r.PathValue("id"), force)
-		if endErr != nil || found && unknown {
-			err = endErr
-		}
-	}
-	if err != nil {
-		front.WriteError(w, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
 }

@@ -49,12 +49,13 @@ func (c *Control) recordsNothing(ctx context.Context) (bool, error) {
 // errNothingRecorded is for what would be empty without saying why.
 var errNothingRecorded = fault.New(fault.BadRequest, `this daemon records nothing: its configuration has no "llm" section`)
 
-// recorders returns which principals have a recording of that id.
-func (c *Control) recorders(ctx context.Context, id string) (principals []string, err error) {
+// recorders returns which principals have a recording of that id, or with recorded unset
+// any session that is stored.
+func (c *Control) recorders(ctx context.Context, id string, recorded bool) (principals []string, err error) {
 	if c.cfg.Store == nil {
 		return nil, nil
 	}
-	for s, err := range c.cfg.Store.Sessions(ctx, store.SessionFilter{ID: id}) {
+	for s, err := range c.cfg.Store.Sessions(ctx, store.SessionFilter{ID: id, Recorded: recorded}) {
 		if err != nil {
 			return nil, err
 		}

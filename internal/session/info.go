@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/pool"
 )
 
 // Info describes a session at one moment (N7).
@@ -39,6 +40,61 @@ type Info struct {
 	RestoredAt *time.Time `json:"restoredAt,omitempty"`
 	Lost       []Loss     `json:"lost,omitempty"`
 	Ended      string     `json:"ended,omitempty"` // why it is closed
+
+	// What follows others know, who add it.
+
+	Turns  int    `json:"turns"`            // recorded model calls that are whole
+	Sealed bool   `json:"sealed,omitempty"` // its recording is, and its id is not given again
+	Usage  *Usage `json:"usage,omitempty"`  // nil if it is attached to nothing
+}
+
+// Usage is what the processes use that a session's connections have (N7); Linux only,
+// else 0.
+type Usage struct {
+	CPUMs    int64         `json:"cpuMs"`    // of the connections that the session has for itself, instances among them
+	RSSBytes int64         `json:"rssBytes"` // of the same
+	Shared   []SharedUsage `json:"shared"`   // of those that it shares
+}
+
+// SharedUsage is what a connection uses in all, of which nobody knows a session's part.
+type SharedUsage struct {
+	Connection string `json:"connection"`
+	Server     string `json:"server"`
+	Sessions   int    `json:"sessions"` // that share it
+	CPUMs      int64  `json:"cpuMs"`
+	RSSBytes   int64  `json:"rssBytes"`
+}
+
+// AddUsage adds to sessions what their connections use, which are among those.
+func AddUsage(list []Info, connections []pool.Info) {
+	byID := map[string]pool.Info{}
+	for _, c := range connections {
+		if !c.Dying {
+			byID[c.ID] = c
+		}
+	}
+	for i := range list {
+		if len(list[i].Connections) == 0 {
+			continue
+		}
+		u := &Usage{Shared: []SharedUsage{}}
+		for _, id := range list[i].Connections {
+			c, ok := byID[id]
+			if !ok {
+				continue // it has come or gone meanwhile
+			}
+			var cpu, rss int64
+			for _, p := range c.Processes {
+				cpu, rss = cpu+p.CPUMs, rss+p.RSSBytes
+			}
+			if c.Sharing == "shared" {
+				u.Shared = append(u.Shared, SharedUsage{Connection: id, Server: c.Server, Sessions: len(c.Sessions), CPUMs: cpu, RSSBytes: rss})
+				continue
+			}
+			u.CPUMs, u.RSSBytes = u.CPUMs+cpu, u.RSSBytes+rss
+		}
+		list[i].Usage = u
+	}
 }
 
 // LimitsInfo is what holds for a session, as a configuration says it; "0s" is no limit.

@@ -175,6 +175,28 @@ func (s *Store) Sessions(ctx context.Context, f SessionFilter) iter.Seq2[Session
 	}, func(v Session) int64 { return v.Position })
 }
 
+// Turns counts, for each of the sessions that the filter chooses and that has any, the
+// calls that are whole turns (C7).
+func (s *Store) Turns(ctx context.Context, f SessionFilter) (map[SessionKey]int, error) {
+	where, args := f.where()
+	type count struct {
+		SessionKey
+		turns int
+	}
+	found, err := readRows(ctx, s, selectTurns+where+" GROUP BY s.key", append([]any{f.After}, args...), func(rows *sql.Rows) (v count, n int, err error) {
+		err = rows.Scan(&v.Principal, &v.ID, &v.Incarnation, &v.turns)
+		return v, 0, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	turns := map[SessionKey]int{}
+	for _, v := range found {
+		turns[v.SessionKey] = v.turns
+	}
+	return turns, nil
+}
+
 // where is the condition beside those of selectSessions.
 func (f SessionFilter) where() (string, []any) {
 	var b strings.Builder

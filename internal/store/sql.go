@@ -19,6 +19,10 @@ ON CONFLICT (principal, id, incarnation) WHERE deleted = 0 DO UPDATE SET
 SELECT s.key, s.principal, s.id, s.incarnation, s.kind, s.workspace, s.state, s.created, s.last_activity,
   s.metadata, s.clients, s.sealed, s.incomplete
 FROM sessions s WHERE s.deleted = 0 AND s.key > ?`
+	selectTurns = `
+SELECT s.principal, s.id, s.incarnation, count(*)
+FROM sessions s JOIN calls c ON c.session = s.key JOIN results r ON r.seq = c.seq AND r.outcome IN ('complete', 'truncated')
+WHERE s.deleted = 0 AND s.key > ?`
 	newestSession = selectSessions + ` AND s.principal = ? AND s.id = ? ORDER BY s.incarnation DESC LIMIT 1`
 
 	forgetSessions = `
