@@ -75,13 +75,17 @@ func newWorld(t *testing.T, text string, change ...func(*control.Config)) *world
 	}
 	feed := event.NewFeed()
 	shared := pool.New(pool.Config{Dial: pool.NewDialer(processes, nil), DrainDelay: time.Hour, Budget: cfg.Pool.Budget, Events: feed})
-	sessions := session.NewManager(session.Config{Pool: shared, Settings: session.Settings{Servers: cfg.Servers, Limits: cfg.Sessions, Filters: cfg.Auth.Filters()}, Events: feed})
+	recordings := openStore(t)
+	sessions := session.NewManager(session.Config{Pool: shared, Store: recordings, Settings: session.Settings{Servers: cfg.Servers, Limits: cfg.Sessions, Filters: cfg.Auth.Filters()}, Events: feed})
 	f, err := front.New(front.Config{Tokens: cfg.Auth.Tokens})
 	if err != nil {
 		t.Fatal(err)
 	}
-	gateway.New(gateway.Config{Sessions: sessions}).Register(f)
-	recordings := openStore(t)
+	mcp := gateway.New(gateway.Config{Sessions: sessions})
+	mcp.Register(f)
+	if err := sessions.Restore(t.Context(), mcp.Resume); err != nil {
+		t.Fatal(err)
+	}
 	models := model.New(model.Config{LLM: cfg.LLM, Store: recordings})
 	c := control.Config{Store: recordings, Models: models, Config: func() *config.Config { return cfg }, Reload: func() control.Reloaded { return control.Reloaded{Refused: true} }, Reloaded: func() *control.Reloaded { return nil }, Pool: shared, Sessions: sessions, Processes: processes, Events: feed, Version: "1.2.3"}
 	for _, f := range change {

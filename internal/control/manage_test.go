@@ -335,8 +335,8 @@ func TestEndOfASession(t *testing.T) {
 	if got := receive(t, slow); got != "slept 100 ms" {
 		t.Errorf("a call within the grace: %s", got)
 	}
-	if r := w.send("", "GET", "/api/v1/sessions/s1", ""); r.status != 404 || r.reason() != "unknown_session" {
-		t.Errorf("after the end: %d %s", r.status, r.body)
+	if s := get[control.Session](w, "", "/api/v1/sessions/s1"); s.State != session.Closed || len(s.Connections) != 0 {
+		t.Errorf("after the end: %+v", s)
 	}
 
 	slow = w.client("", "a", "s2").begin(600000)

@@ -165,7 +165,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Own: own.Own(), Store: database, Version: o.Version, Log: log, Events: events,
 	})
 	models := model.New(model.Config{
-		LLM: cfg.LLM, Store: database, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
+		LLM: cfg.LLM, Store: database, Occupy: sessions.Occupy, Dir: cfg.StateDir, Log: log, Events: events, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})
 	s.pool, s.instances, s.sessions, s.models = shared, instances, sessions, models
 	s.engine = loop.New(loop.Config{Models: models, Sessions: sessions, Limits: cfg.LLM.Responses, Log: log, Events: events})

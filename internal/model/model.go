@@ -41,6 +41,10 @@ type Config struct {
 	Log    *slog.Logger // nil discards
 	Events *event.Feed  // nil is fine
 
+	// Occupy is called when a call in the name of a session begins, and its result when it
+	// has ended: the session is not idle meanwhile (N3). Nil is fine.
+	Occupy func(principal, session string) (release func())
+
 	KeepAlive     time.Duration // between comments while the end of a stream is held; 0 is none
 	WriteDeadline time.Duration // how long a client may take nothing before it counts as gone; 0 is 10 s
 	// AsideDeadline is how long a turn that has its answer waits for what the engine was
@@ -186,9 +190,14 @@ func (m *Models) record(ctx context.Context, p *prepared) (*Answer, error) {
 // enter counts a call as under way until leave is called.
 func (m *Models) enter(a *active) (leave func(), err error) {
 	a.done = make(chan struct{})
+	release := func() {}
+	if m.cfg.Occupy != nil && a.session.ID != "" {
+		release = m.cfg.Occupy(a.session.Principal, a.session.ID)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
+		defer release()
 		return nil, errStopping
 	}
 	m.active[a] = true
@@ -203,6 +212,7 @@ func (m *Models) enter(a *active) (leave func(), err error) {
 			delete(m.turns, a.turn.id)
 		}
 		m.mu.Unlock()
+		release()
 		close(a.done)
 		m.calls.Done()
 	}, nil

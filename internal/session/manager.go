@@ -192,7 +192,7 @@ func (m *Manager) victimLocked() *Session {
 		return 2
 	}
 	for _, s := range m.sessions {
-		if s.state == Draining || s.busyLocked() || s.state == Active && s.streams > 0 {
+		if s.state == Draining || !s.idleLocked() || s.state == Active && s.streams > 0 {
 			continue
 		}
 		if victim == nil || rank(s) < rank(victim) || rank(s) == rank(victim) && s.lastActivity.Before(victim.lastActivity) {

@@ -1,7 +1,6 @@
 package session
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -237,14 +236,19 @@ func (p *peer) recall() bool {
 	return true
 }
 
-// Stored describes a session of which only the store knows.
+// Stored describes a session of which only the store knows: so it is over, also if that is
+// not stored yet.
 func Stored(row store.Session) (Info, error) {
 	a, err := accountOf(row)
 	if err != nil {
 		return Info{}, err
 	}
+	state := Closed
+	if row.State == "" {
+		state = Recorded
+	}
 	i := Info{
-		ID: row.ID, Principal: row.Principal, State: State(cmp.Or(row.State, string(Recorded))), Named: !a.Minted, Kind: row.Kind, Metadata: row.Metadata,
+		ID: row.ID, Principal: row.Principal, State: state, Named: !a.Minted, Kind: row.Kind, Metadata: row.Metadata,
 		Incarnation: row.Incarnation, Workspace: row.Workspace, CreatedAt: row.Created, LastActivity: row.LastActivity, Calls: a.Calls, Tools: a.Tools,
 		Tasks: []TaskInfo{}, Clients: []ClientInfo{}, Connections: []string{}, Leases: []LeaseInfo{}, Cleanups: append([]CleanupInfo{}, a.Cleanups...),
 		Lost: a.Lost, Ended: a.Ended,

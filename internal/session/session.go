@@ -51,6 +51,7 @@ type Session struct {
 	state        State
 	lastActivity time.Time // when the last request or task began or ended (N3)
 	inFlight     int       // requests
+	occupied     int       // model calls in its name
 	tasks        map[*Task]struct{}
 	taskEnded    chan struct{} // closed when a task ends; nil if nobody waits for that
 	streams      int           // open streams of its clients
@@ -154,7 +155,7 @@ func (s *Session) aged() {
 		m.spawn(func() { s.finishEnd(context.Background(), false) })
 		return
 	}
-	if s.busyLocked() { // idle time counts from the end of what runs
+	if !s.idleLocked() { // idle time counts from the end of what runs
 		s.armLocked(time.Now())
 		m.mu.Unlock()
 		return
@@ -277,8 +278,31 @@ func (s *Session) exitLocked() {
 	s.restLocked()
 }
 
-// busyLocked reports whether the session works: on a request, or a task (N3).
+// busyLocked reports whether the session works on a request, or a task.
 func (s *Session) busyLocked() bool { return s.inFlight > 0 || len(s.tasks) > 0 }
+
+// idleLocked reports whether nothing of the session goes on, model calls included (N3).
+func (s *Session) idleLocked() bool { return !s.busyLocked() && s.occupied == 0 }
+
+// Occupy counts a model call in the name of a session, if there is one, until release is
+// called: so long it neither falls asleep nor expires, nor makes room for others (N3). It
+// does not wake one that sleeps.
+func (m *Manager) Occupy(principal, id string) (release func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.sessions[key{principal, id}]
+	if s == nil {
+		return func() {}
+	}
+	s.occupied++
+	s.lastActivity = time.Now()
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		s.occupied--
+		s.lastActivity = time.Now()
+	}
+}
 
 // restLocked tells the end of the session, if it waits for that, that it is not busy.
 func (s *Session) restLocked() {
@@ -403,7 +427,7 @@ func (s *Session) removeClient(c *Client) {
 	switch {
 	case end:
 		s.beginEndLocked(errEnded)
-	case last && s.state == Active && !s.busyLocked():
+	case last && s.state == Active && s.idleLocked():
 		release = s.sleepLocked()
 		s.armLocked(s.lastActivity)
 	}
