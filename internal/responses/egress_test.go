@@ -217,3 +217,31 @@ func (h *failures) Failed(_ []byte, err error, _ bool) {
 
 func (h *failures) Frame(wire.Frame, []byte) {}
 func (h *failures) Noise([]byte)             {}
+
+// B.5.10: whatever a host looks like, nothing but a public address is dialled, or looked up
+// to one.
+func FuzzEgressDialsPublicAddressesOnly(f *testing.F) {
+	for _, host := range []string{"127.0.0.1", "[::1]", "0x7f.1", "2130706433", "::ffff:10.0.0.1", "fe80::1%eth0", "mcp.example", "1.1.1.1", "127.0.0.1.", "64:ff9b::7f00:1"} {
+		f.Add(host, "10.0.0.1")
+		f.Add(host, "1.1.1.1")
+	}
+	f.Fuzz(func(t *testing.T, host, meaning string) {
+		addr, err := netip.ParseAddr(meaning)
+		if err != nil {
+			return
+		}
+		e, dialled := newEgress(nil)
+		e.lookup = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{addr}, nil }
+		checked := e.Check(t.Context(), "https://"+host+"/mcp")
+		_, err = e.DialContext(t.Context(), "tcp", join(host, "443"))
+		for _, address := range *dialled {
+			to, parseErr := netip.ParseAddrPort(address)
+			if parseErr != nil || to.Addr().IsPrivate() || to.Addr().IsLoopback() || to.Addr().IsLinkLocalUnicast() || to.Addr().Is4In6() || !to.Addr().IsGlobalUnicast() {
+				t.Errorf("%q, which means %q, led to %q", host, meaning, address)
+			}
+		}
+		if len(*dialled) == 0 && checked == nil && errors.Is(err, ErrEgress) && !strings.ContainsAny(host, "/?#@:[]%") {
+			t.Errorf("%q, which means %q, passes the check alone", host, meaning)
+		}
+	})
+}
