@@ -21,19 +21,29 @@ import (
 	"roundhouse/internal/wire"
 )
 
-// sessions lists the sessions with what their connections use and what is recorded of them
-// (N7). It waits for nothing but the process table and the store.
 func (c *Control) sessions(w http.ResponseWriter, r *http.Request, caller front.Caller) {
+	list, err := c.describe(r.Context(), caller)
+	if err != nil {
+		front.WriteError(w, err)
+		return
+	}
+	front.WriteJSON(w, http.StatusOK, map[string]any{"sessions": list})
+}
+
+// Describe lists a principal's sessions as GET /api/v1/sessions does.
+func (c *Control) Describe(ctx context.Context, principal string) ([]session.Info, error) {
+	return c.describe(ctx, front.Caller{Principal: principal})
+}
+
+// describe lists the sessions with what their connections use and what is recorded of them
+// (N7). It waits for nothing but the process table and the store.
+func (c *Control) describe(ctx context.Context, caller front.Caller) ([]session.Info, error) {
 	list := c.cfg.Sessions.List(caller.Principal, caller.Admin)
 	if list == nil {
 		list = []session.Info{}
 	}
 	session.AddUsage(list, c.connectionsOf(list))
-	if err := c.addRecorded(r.Context(), list, caller); err != nil {
-		front.WriteError(w, err)
-		return
-	}
-	front.WriteJSON(w, http.StatusOK, map[string]any{"sessions": list})
+	return list, c.addRecorded(ctx, list, caller)
 }
 
 // connectionsOf returns the pool's connections, with what their processes use, if one of

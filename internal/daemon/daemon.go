@@ -156,11 +156,17 @@ func Run(ctx, hurry context.Context, o Options) error {
 	down.add(starter.Close)
 	instances := instance.New(instance.Config{Launcher: starter, Log: log})
 	s := &server{Options: o}
-	agents := tools.Config{Grace: func() time.Duration { return s.reloader.current.Load().Shutdown.Grace }, Model: cfg.LLM.Tasks.Model, Log: log}
-	if len(cfg.LLM.Upstreams) > 0 {
-		agents.Engine = func() *loop.Engine { return s.engine }
+	settings := tools.Config{
+		Grace: func() time.Duration { return s.reloader.current.Load().Shutdown.Grace },
+		Describe: func(ctx context.Context, principal string) ([]session.Info, error) {
+			return s.control.Describe(ctx, principal)
+		},
+		Model: cfg.LLM.Tasks.Model, Log: log,
 	}
-	own := tools.New(agents)
+	if len(cfg.LLM.Upstreams) > 0 {
+		settings.Engine = func() *loop.Engine { return s.engine }
+	}
+	own := tools.New(settings)
 	sessions := session.NewManager(session.Config{
 		Settings: sessionSettings(cfg), Pool: shared, Instances: instances, Own: own.Own(), Store: database, Version: o.Version, Log: log, Events: events,
 	})

@@ -3,14 +3,10 @@ package session
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"slices"
 	"time"
 
 	"roundhouse/internal/era"
-	"roundhouse/internal/fault"
 	"roundhouse/internal/mux"
-	"roundhouse/internal/pool"
 	"roundhouse/internal/wire"
 )
 
@@ -56,22 +52,19 @@ func (c *Client) branch(scope string) *Client {
 	return b
 }
 
-// Call calls a tool of the client's server, which must be one, on roundhouse's behalf, and
-// returns the result as the client gets it. Arguments are an object, or nil for none. What
-// the server says meanwhile, and asks, goes to note. When ctx ends the client leaves, and
-// with it the call. An error of roundhouse's own is a *fault.Error.
-func (c *Client) Call(ctx context.Context, tool string, arguments []byte, note func(mux.Pieces)) (json.RawMessage, error) {
-	params := append([]byte(`{"name":`), wire.Quote(tool)...)
-	if arguments != nil {
-		params = append(append(params, `,"arguments":`...), arguments...)
-	}
-	f, _, err := newRequest([]byte("1"), wire.ToolsCall, append(params, '}'))
+// Call calls a tool of a branch's server and returns its result as the client gets it, in
+// whose place that is. Arguments are an object. What the server says meanwhile, and asks,
+// goes to note. When ctx ends the branch leaves, and with it the call, and the cause is
+// the error; any other error is a *CallError.
+func (c *Client) Call(ctx context.Context, tool string, arguments json.RawMessage, note func(mux.Pieces)) (json.RawMessage, error) {
+	params := append(append([]byte(`{"name":`), wire.Quote(tool)...), `,"arguments":`...)
+	f, err := wire.Parse(wire.NewRequest([]byte("1"), wire.ToolsCall, append(append(params, arguments...), '}')))
 	if err == nil && c.visitor != nil {
 		c.visitor.vet = nil // there are no headers with which the arguments must agree
 		f, err = era.Newer(f, era.Sender{Capabilities: c.visitor.declared})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("call %s: %w", tool, err)
+		return nil, &CallError{Code: wire.InvalidParams, Message: err.Error()}
 	}
 	defer context.AfterFunc(ctx, c.Leave)()
 	answered := reply{note, make(chan mux.Pieces, 1)}
@@ -80,7 +73,11 @@ func (c *Client) Call(ctx context.Context, tool string, arguments []byte, note f
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return resultOf(p)
+	answer, err := wire.Parse(p.AppendTo(nil))
+	if err != nil {
+		return nil, &CallError{Code: wire.InternalError, Message: err.Error()}
+	}
+	return readAnswer(answer)
 }
 
 // reply is the outlet of a call for whose answer somebody waits.
@@ -94,29 +91,3 @@ func (r reply) Note(p mux.Pieces) { r.note(p) }
 
 // Done implements mux.Outlet.
 func (r reply) Done(p mux.Pieces) { r.done <- p }
-
-// resultOf takes an answer apart. An error of roundhouse's own has its reason again.
-func resultOf(p mux.Pieces) (json.RawMessage, error) {
-	if p.Empty() {
-		return nil, errCancelled
-	}
-	f, err := wire.Parse(p.AppendTo(nil))
-	if err != nil {
-		return nil, fmt.Errorf("read the answer: %w", err)
-	}
-	if f.ResultSpan.Present() {
-		return f.Result(), nil
-	}
-	var e struct {
-		Message string `json:"message"`
-		Data    struct {
-			Reason fault.Reason `json:"reason"`
-			Server string       `json:"server"`
-			Sent   fault.Sent   `json:"sent"`
-		} `json:"data"`
-	}
-	if json.Unmarshal(f.ErrorValue(), &e) != nil || !slices.Contains(fault.Reasons(), e.Data.Reason) {
-		return nil, &pool.RPCError{Object: f.ErrorValue()}
-	}
-	return nil, &fault.Error{Reason: e.Data.Reason, Message: e.Message, Server: e.Data.Server, Sent: e.Data.Sent}
-}

@@ -52,7 +52,8 @@ func TestSessionsOfSeveralAgentsBehindOneShim(t *testing.T) {
 	}
 }
 
-// A1, A4: roundhouse's own tools come through a shim, with their progress.
+// A1, A4, N7: roundhouse's own tools come through a shim, with their progress, and tell what
+// the API does.
 func TestOwnToolsThroughAShim(t *testing.T) {
 	m := newMachine(t, "", "")
 	for tool, scope := range map[string][]string{"batch": {"roundhouse"}, "roundhouse__batch": nil} {
@@ -81,6 +82,18 @@ func TestOwnToolsThroughAShim(t *testing.T) {
 			t.Errorf("it was told %s", got)
 		}
 		h.mu.Unlock()
+		var stats struct {
+			List []struct {
+				Usage *struct{ Shared []struct{ RSSBytes int64 } }
+			}
+		}
+		shown := h.call(strings.Replace(tool, "batch", "session_stats", 1), "{}")
+		if err := json.Unmarshal([]byte(shown), &stats); err != nil || len(stats.List) != 1 {
+			t.Fatalf("%v: %s", err, shown)
+		}
+		if u := stats.List[0].Usage; u == nil || len(u.Shared) != 1 || u.Shared[0].RSSBytes == 0 {
+			t.Errorf("%s", shown)
+		}
 		if code := h.end(); code != 0 {
 			t.Errorf("the shim exits with %d", code)
 		}

@@ -12,22 +12,34 @@ import (
 func (t *Tools) stats() tool {
 	return tool{
 		name:        "session_stats",
-		description: "Show your roundhouse sessions: how many there are and may be, and of each its state, age, tasks, calls in flight, and the instances that it has.",
+		description: "Show your roundhouse sessions: how many there are and may be, and of each its state, age, tasks, calls in flight, the instances that it has, and what its servers use.",
 		annotations: `{"readOnlyHint": true, "openWorldHint": false}`,
-		run: func(_ context.Context, c *session.OwnCall) (result, error) {
-			m, s := c.Manager(), c.Client.Session()
-			stats := struct {
-				Session string `json:"session"` // the caller's
-				session.Stats
-				List []session.Info `json:"list"`
-			}{s.ID(), m.Stats(), m.List(s.Principal(), false)}
-			if c.Nameless() {
-				stats.Session = ""
-			}
-			raw := encode(stats)
-			return said(string(raw), json.RawMessage(raw)), nil
-		},
+		run:         t.showSessions,
 	}
+}
+
+func (t *Tools) showSessions(ctx context.Context, c *session.OwnCall) (result, error) {
+	m, s := c.Manager(), c.Client.Session()
+	describe := t.cfg.Describe
+	if describe == nil {
+		describe = func(_ context.Context, principal string) ([]session.Info, error) {
+			return m.List(principal, false), nil
+		}
+	}
+	list, err := describe(ctx, s.Principal())
+	if err != nil {
+		return result{}, err
+	}
+	stats := struct {
+		Session string `json:"session,omitempty"` // the caller's
+		session.Stats
+		List []session.Info `json:"list"`
+	}{s.ID(), m.Stats(), list}
+	if c.Nameless() {
+		stats.Session = ""
+	}
+	raw := encode(stats)
+	return said(string(raw), json.RawMessage(raw)), nil
 }
 
 // cleanup is the tool that ends a session (N4).

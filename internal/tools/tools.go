@@ -32,8 +32,11 @@ type Config struct {
 	// Engine has models work on tasks. It is asked for when one is to begin; nil is for
 	// where there are no models, and so no tools that run them.
 	Engine func() *loop.Engine
-	Model  string       // that works on tasks which name none; "" is none
-	Log    *slog.Logger // nil discards
+	// Describe lists the sessions of a principal as the API does (N7); nil leaves out what
+	// only the API knows.
+	Describe func(ctx context.Context, principal string) ([]session.Info, error)
+	Model    string       // that works on tasks which name none; "" is none
+	Log      *slog.Logger // nil discards
 }
 
 // Tools are roundhouse's own tools. They keep nothing between calls.
@@ -111,7 +114,7 @@ func (t *Tools) answer(ctx context.Context, x tool, c *session.OwnCall) ([]byte,
 	if err == nil {
 		r, err = x.run(ctx, c)
 	}
-	if e, ok := errors.AsType[*fault.Error](err); ok {
+	if e, ok := reasoned(err); ok {
 		t.calls.WithLabelValues(x.name, "error").Inc()
 		return nil, e
 	}
@@ -120,6 +123,14 @@ func (t *Tools) answer(ctx context.Context, x tool, c *session.OwnCall) ([]byte,
 	}
 	t.calls.WithLabelValues(x.name, outcomeOf(r.isError)).Inc()
 	return r.encode(), nil
+}
+
+// reasoned returns the error of roundhouse's own in err, if that has one.
+func reasoned(err error) (*fault.Error, bool) {
+	if e, ok := errors.AsType[*session.CallError](err); ok && e.Reason != "" {
+		return &fault.Error{Reason: e.Reason, Message: err.Error(), Sent: e.Sent, Err: err}, true
+	}
+	return errors.AsType[*fault.Error](err)
 }
 
 // outcomeOf names an outcome in metrics.
