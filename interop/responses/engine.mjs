@@ -101,6 +101,14 @@ export const models = {
     return { calls: [{ name: tools('ledger'), arguments: { file, mode: 'answer', note: 'x' } }] };
   }),
 
+  // Does what the question says, a JSON array: the calls of each round, as arrays of tool and arguments. Then it is done.
+  script: speaks(({ body, tools }) => {
+    const from = body.messages.findLastIndex(({ role, content }) => role === 'user' && typeof content === 'string');
+    const round = body.messages.slice(from).filter(({ tool_calls }) => tool_calls).length;
+    const calls = JSON.parse(body.messages[from].content)[round];
+    return calls ? { calls: calls.map(([tool, args]) => ({ name: tools(tool), arguments: args })) } : { text: 'Done.' };
+  }),
+
   // Calls a tool that takes a while.
   slow: speaks(({ results, tools }) => (results.length > 0 ? { text: 'That took a while.' } : { calls: [{ name: tools('slow'), arguments: { ms: 400 } }] })),
 

@@ -237,6 +237,36 @@ async function scenarios(t, world, client, language) {
     await refused(404, 'items', { id: response.id });
   });
 
+  // B.5.3, B.5.5, B.5.7, X9
+  await step('calls that go wrong, and odd results', async () => {
+    const run = async (rounds, more, server = mcp('bad')) => {
+      const { events } = await ask('events', { params: { model: 'script', input: JSON.stringify(rounds), tools: [server], ...more } });
+      const { response } = events.at(-1);
+      return { ...response, calls: response.output.filter(({ type }) => type === 'mcp_call') };
+    };
+    const invalid = await run([[['echo', '{"text": ']]]);
+    assert.deepEqual([invalid.status, invalid.calls[0].status, invalid.calls[0].error.type], ['completed', 'failed', 'mcp_protocol_error']);
+    const failing = await run([[['ledger', { file: world.file(`${language}-failing`), mode: 'error' }]]]);
+    assert.deepEqual([failing.status, failing.calls[0].error.type], ['completed', 'mcp_tool_execution_error']);
+    const again = [['ledger', { file: world.file(`${language}-again`), mode: 'error' }]];
+    const stubborn = await run([again, again, again, again, again]);
+    assert.deepEqual([stubborn.status, stubborn.calls.length, lines(world.file(`${language}-again`))], ['incomplete', 3, 3]);
+    const unknown = await run([[['no_such_tool', {}]]]);
+    assert.equal(unknown.status, 'completed');
+    assert.ok(unknown.calls.every(({ status }) => status === 'failed'));
+    const capped = await run([[['echo', { text: 'one' }], ['echo', { text: 'two' }]], [['echo', { text: 'three' }]]], { max_tool_calls: 1 });
+    assert.deepEqual(capped.calls.map(({ status }) => status).slice(0, 2), ['completed', 'incomplete']);
+    assert.equal(capped.calls.filter(({ output }) => output).length, 1);
+    const structured = await run([[['structured', {}]]]);
+    assert.match(structured.calls[0].output, /9007199254740993/);
+    const picture = await run([[['get-tiny-image', {}]]], {}, mcp('everything'));
+    assert.equal(picture.calls[0].status, 'completed');
+    const big = await run([[['big', { bytes: 5 << 20 }]]]);
+    assert.ok(big.calls[0].status === 'completed' && big.calls[0].output.length < 2 << 20, `${big.calls[0].output?.length} characters`);
+    const none = await run([], {}, mcp('bad', { allowed_tools: ['no_such_tool'] }));
+    assert.equal(none.status, 'completed');
+  });
+
   // case 59
   await step('failures are seen', async () => {
     await refused(401, 'create', { params: { model: 'unauthorized', input: 'x' } });
