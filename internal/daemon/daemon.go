@@ -194,7 +194,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 	})
 
 	if err := s.responses.Recover(ctx); err != nil {
-		return fmt.Errorf("end the responses that an earlier daemon left: %w", err)
+		log.Error("the responses that an earlier daemon left are still in progress", "err", err)
 	}
 	if err := sessions.Restore(ctx, s.gateway.Resume); err != nil {
 		return err

@@ -175,7 +175,7 @@ func (f *Face) continued(ctx context.Context, task *loop.Task, previous string) 
 // complete puts what a stored response did in place of a call that the input has without
 // what came of it: clients leave that out, and count on who made the item to know it.
 func (f *Face) complete(ctx context.Context, task *loop.Task) error {
-	cloned := false
+	outputs := map[string][]json.RawMessage{} // of responses that were looked up
 	for i, raw := range task.Input {
 		var it struct {
 			Type          string
@@ -189,26 +189,36 @@ func (f *Face) complete(ctx context.Context, task *loop.Task) error {
 		if !ok {
 			continue
 		}
-		p, err := f.find(ctx, task.Principal, run)
-		if isUnknown(err) {
-			continue // it was not stored, or is not kept any more
+		output, known := outputs[run]
+		if !known {
+			var err error
+			if output, err = f.outputOf(ctx, task.Principal, run); err != nil && !isUnknown(err) { // what was not stored, or is not kept, stays as it is
+				return err
+			}
+			if len(outputs) == 0 {
+				task.Input = slices.Clone(task.Input) // the request's own is not changed
+			}
+			outputs[run] = output
 		}
-		if err != nil {
-			return err
+		var made struct{ ID string }
+		if at < len(output) && json.Unmarshal(output[at], &made) == nil && made.ID == it.ID {
+			task.Input[i] = output[at]
 		}
-		var o object
-		if err := json.Unmarshal(p.record.Object, &o); err != nil {
-			return fmt.Errorf("read the response %q: %w", run, err)
-		}
-		if at >= len(o.Output) {
-			continue
-		}
-		if !cloned { // the request's own stays as it is
-			task.Input, cloned = slices.Clone(task.Input), true
-		}
-		task.Input[i] = o.Output[at]
 	}
 	return nil
+}
+
+// outputOf returns what a response has said and done.
+func (f *Face) outputOf(ctx context.Context, principal, id string) ([]json.RawMessage, error) {
+	p, err := f.find(ctx, principal, id)
+	if err != nil {
+		return nil, err
+	}
+	var o object
+	if err := json.Unmarshal(p.record.Object, &o); err != nil {
+		return nil, fmt.Errorf("read the response %q: %w", id, err)
+	}
+	return o.Output, nil
 }
 
 func present(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }

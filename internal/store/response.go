@@ -108,10 +108,14 @@ func (s *Store) TrimResponses(ctx context.Context, limits ResponseLimits) error 
 			}
 		}
 	}
-	if limits.Bytes > 0 {
-		return s.trim(ctx, dropBeyond, limits.Bytes)
+	if limits.Bytes <= 0 {
+		return nil
 	}
-	return nil
+	over, err := s.numbers(ctx, newestBeyond, limits.Bytes)
+	if err != nil || len(over) == 0 {
+		return err
+	}
+	return s.trim(ctx, dropResponses, over[0]+1)
 }
 
 // trim repeats a statement that changes some rows, in transactions of their own so that

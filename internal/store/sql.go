@@ -85,10 +85,9 @@ FROM responses r LEFT JOIN sessions s ON s.key = r.session WHERE coalesce(s.dele
 UPDATE responses SET events_size = 0, events_digest = NULL, events = NULL WHERE rowid IN
   (SELECT rowid FROM responses WHERE events_size > 0 AND running = 0 AND created < ? LIMIT ?)`
 	dropResponses = `DELETE FROM responses WHERE rowid IN (SELECT rowid FROM responses WHERE running = 0 AND created < ? LIMIT ?)`
-	dropBeyond    = `
-DELETE FROM responses WHERE rowid IN (SELECT rowid FROM
-  (SELECT rowid, running, sum(coalesce(length(body), 0) + coalesce(length(events), 0)) OVER (ORDER BY created DESC, rowid DESC) AS used FROM responses)
-  WHERE used > ? AND running = 0 LIMIT ?)`
+	newestBeyond  = `
+SELECT created FROM (SELECT created, sum(coalesce(length(body), 0) + coalesce(length(events), 0)) OVER (ORDER BY created DESC) AS used FROM responses)
+WHERE used > ? ORDER BY created DESC LIMIT 1`
 	findApproval   = `SELECT response FROM approvals WHERE principal = ? AND id = ?`
 	insertApproval = `INSERT INTO approvals (principal, id, response, answered) VALUES (?, ?, ?, ?)`
 	dropApprovals  = `DELETE FROM approvals WHERE rowid IN (SELECT rowid FROM approvals WHERE answered < ? LIMIT ?)`
