@@ -216,10 +216,15 @@ func (x *exchange) relay(answer *model.Answer) {
 		size = 4 << 10 // events are small, and many streams may be open
 	}
 	buf := make([]byte, size)
+	var limited time.Time
 	for {
 		n, err := answer.Read(buf)
 		if n > 0 {
-			x.limit(out, time.Now().Add(x.cfg.WriteDeadline))
+			// Not for each token: a write may have an eighth less than the deadline.
+			if now := time.Now(); now.Sub(limited) > x.cfg.WriteDeadline/8 {
+				limited = now
+				x.limit(out, now.Add(x.cfg.WriteDeadline))
+			}
 			if _, err := x.w.Write(buf[:n]); err != nil {
 				return // the client is gone, as Close tells
 			}
