@@ -150,8 +150,13 @@ type SessionFilter struct {
 	After       int64    // the Position after which to go on
 }
 
-// Session returns the newest life of the principal's session of that name.
+// Session returns the newest life of the principal's session of that name. Its Metadata and
+// Clients are not to be changed.
 func (s *Store) Session(ctx context.Context, principal, id string) (Session, error) {
+	v, keep, ok := s.recent.get(sessionName{principal, id})
+	if ok {
+		return v, nil
+	}
 	// It is one row by its index. To be able to break that off would cost more than it does.
 	rows, err := s.newest.QueryContext(context.WithoutCancel(ctx), 0, principal, id)
 	found, err := collect(s, rows, err, scanSession)
@@ -161,6 +166,7 @@ func (s *Store) Session(ctx context.Context, principal, id string) (Session, err
 	case len(found) == 0:
 		return Session{}, fmt.Errorf("read session %q: %w", id, ErrNotFound)
 	}
+	keep(found[0])
 	return found[0], nil
 }
 

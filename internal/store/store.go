@@ -51,6 +51,8 @@ type Store struct {
 	conn  *conn // nil until it is needed, and after a failure
 	doubt bool  // a commit failed, and none has succeeded since: see settle
 
+	recent recent
+
 	mu     sync.Mutex
 	queue  []*write
 	due    bool        // the queue is not to wait any longer
@@ -85,7 +87,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 }
 
 func open(ctx context.Context, cfg Config, h hooks) (_ *Store, err error) {
-	s := &Store{log: cfg.Log, hooks: h, linger: cfg.Linger, wake: make(chan struct{}, 1)}
+	s := &Store{log: cfg.Log, hooks: h, linger: cfg.Linger, recent: recent{rows: map[sessionName]Session{}}, wake: make(chan struct{}, 1)}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -253,6 +255,7 @@ func (s *Store) Close() error {
 		s.dueLocked()
 		s.mu.Unlock()
 		s.wg.Wait()
+		s.recent.close()
 		s.err = s.release()
 	})
 	return s.err

@@ -216,6 +216,7 @@ func (s *Store) attempt(batch []*write, errs []error, again bool) error {
 	c, err := s.connection(context.Background())
 	if err == nil {
 		err = s.transact(c, batch, errs, again)
+		s.recent.drop(&c.sessions) // even if it failed: that may not be certain
 	}
 	if err != nil {
 		s.rollback()
@@ -269,6 +270,8 @@ type conn struct {
 	sql   *sql.Conn
 	stmts map[string]*sql.Stmt
 	wrote bool // something since it was set to false
+	// sessions are those that were changed since they were dropped from recent.
+	sessions changes
 }
 
 func (s *Store) connection(ctx context.Context) (*conn, error) {
@@ -341,6 +344,7 @@ func (c *conn) exec(query string, args ...any) (sql.Result, error) {
 func (c *conn) change(query string, args ...any) (int, error) {
 	before := c.wrote
 	c.wrote = true
+	c.sessions.note(query, args)
 	result, err := c.exec(query, args...)
 	if err != nil {
 		return 0, err
@@ -353,6 +357,7 @@ func (c *conn) change(query string, args ...any) (int, error) {
 // insert is change for a statement that makes one row; it returns the row's key.
 func (c *conn) insert(query string, args ...any) (int64, error) {
 	c.wrote = true
+	c.sessions.note(query, args)
 	result, err := c.exec(query, args...)
 	if err != nil {
 		return 0, err
