@@ -60,7 +60,7 @@ func TestAResponseFinishesWithinTheGrace(t *testing.T) {
 	})
 	d.signal(syscall.SIGTERM)
 	a := receive(t, got)
-	if a.err != nil || !strings.Contains(string(a.body), "event: response.completed") || !strings.Contains(string(a.body), "second") {
+	if a.err != nil || !strings.Contains(string(a.body), "event: response.completed") || !strings.Contains(string(a.body), `"output":"second"`) {
 		t.Errorf("%v: %s", a.err, a.body)
 	}
 	d.wantExit(0)

@@ -1,6 +1,7 @@
 package responses_test
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/event"
+	"roundhouse/internal/secret"
 	"roundhouse/internal/session"
 	"roundhouse/internal/store"
 )
@@ -74,6 +76,33 @@ func TestParallelCalls(t *testing.T) {
 	p := w.prompts()
 	want(t, p[0], "parallel_tool_calls", false)
 	want(t, p[1], "messages.1.tool_calls.0.id", "1", "messages.1.tool_calls.1", nil, "messages.3", nil)
+}
+
+// X9: no more calls are made at the same time than may be.
+func TestHowManyCallsAreMadeAtTheSameTime(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.llm.Responses.Parallel = 2 })
+	var mu sync.Mutex
+	now, most := 0, 0
+	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {
+		mu.Lock()
+		now++
+		most = max(most, now)
+		mu.Unlock()
+		time.Sleep(30 * time.Millisecond)
+		mu.Lock()
+		now--
+		mu.Unlock()
+		return `{"content":[]}`, ""
+	})
+	var all []call
+	for i := range 6 {
+		all = append(all, call{fmt.Sprint(i), "a__act", fmt.Sprintf(`{"n":%d}`, i)})
+	}
+	w.answers(calls(all...), says("done"))
+	want(t, w.post(`{"model":"m","input":"go",`+oneServer+`}`).object(t), "status", "completed", "output.6.status", "completed")
+	if most > 2 {
+		t.Errorf("%d at once", most)
+	}
 }
 
 // I2: calls of an instance come one after the other.
@@ -230,6 +259,7 @@ func TestServersByAddressInANamedSession(t *testing.T) {
 func TestHeadersForConfiguredServers(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.servers[0].Transport, w.servers[0].ForwardHeaders = config.HTTP, []string{"X-Tenant", "Authorization"}
+		w.servers[0].Headers = map[string]secret.String{"x-session-id": secret.New("evil")}
 	})
 	w.answers(says("done"))
 	g := w.post(`{"model":"m","input":"go","tools":[{"type":"mcp","server_label":"a","authorization":"s3cret","headers":{"x-tenant":"t1","x-session-id":"evil"}}]}`)
