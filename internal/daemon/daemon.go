@@ -139,13 +139,8 @@ func Run(ctx, hurry context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if database != nil {
-		down.add(func() {
-			if err := database.Close(); err != nil {
-				log.Error("the database could not be closed", "err", err)
-			}
-		})
-	}
+	s := &server{Options: o, database: database}
+	down.add(s.closeStore) // it is closed already if more was started than that
 
 	events := event.NewFeed()
 	shared := pool.New(pool.Config{
@@ -155,7 +150,6 @@ func Run(ctx, hurry context.Context, o Options) error {
 	starter := instance.NewStarter(instance.StarterConfig{Pool: shared, Processes: processes, Log: log})
 	down.add(starter.Close)
 	instances := instance.New(instance.Config{Launcher: starter, Log: log})
-	s := &server{Options: o}
 	settings := tools.Config{
 		Grace: func() time.Duration { return s.reloader.current.Load().Shutdown.Grace },
 		Describe: func(ctx context.Context, principal string) ([]session.Info, error) {
@@ -268,6 +262,7 @@ func access(cfg *config.Config) front.Config {
 // server is the running daemon.
 type server struct {
 	Options
+	database  *store.Store // nil if there is none
 	pool      *pool.Pool
 	instances *instance.Pools
 	sessions  *session.Manager
@@ -315,7 +310,8 @@ func (s *server) serve(ctx context.Context) error {
 
 // stop is the way down (G1): refuse new requests on the open listener, end the
 // standing streams, let calls in flight, of models too, finish within the grace, end the
-// sessions, then the instances and the pool, then the listener, all under one deadline.
+// sessions, then the instances, the pool, the recorder and the database, then the listener,
+// all under one deadline.
 func (s *server) stop(hurry context.Context) {
 	begun := time.Now()
 	limits := s.reloader.current.Load().Shutdown
@@ -345,22 +341,53 @@ func (s *server) stop(hurry context.Context) {
 	})
 	left := s.sessions.Wait(grace)
 	open := s.pool.Live()
-	ended := s.sessions.Shutdown(total)
-	s.instances.Drain(total)
-	report := s.pool.Drain(total, false)
-	s.instances.Join()
-	waits.Wait()
-	if s.serving {
-		s.relay.Close(total)
-		s.silent.close()
-		for _, d := range s.doors {
-			d.close(total, s.Log)
-		}
+	var ended int
+	var report pool.DrainReport
+	for _, step := range []struct {
+		what string
+		end  func()
+	}{
+		{"sessions", func() { ended = s.sessions.Shutdown(total) }},
+		{"instances", func() { s.instances.Drain(total) }},
+		{"connections", func() {
+			report = s.pool.Drain(total, false)
+			s.instances.Join()
+		}},
+		{"recorder", waits.Wait},
+		{"database", s.closeStore},
+		{"listeners", func() { s.closeDoors(total) }},
+	} {
+		at := time.Now()
+		step.end()
+		s.Log.Debug("ended", "what", step.what, "took", time.Since(at).Round(time.Millisecond))
 	}
 	sum := Summary{Sessions: ended, Interrupted: left + cut, Connections: open, Killed: report.Forced, Took: time.Since(begun)}
 	s.Log.Info("stopped", "sessions", sum.Sessions, "interrupted", sum.Interrupted, "connections", sum.Connections, "killed", sum.Killed, "took", sum.Took.Round(time.Millisecond))
 	if s.serving && s.Stopped != nil {
 		s.Stopped(sum)
+	}
+}
+
+// closeStore closes the database, if there is one. The second time it does nothing.
+func (s *server) closeStore() {
+	if s.database == nil {
+		return
+	}
+	if err := s.database.Close(); err != nil {
+		s.Log.Error("the database could not be closed", "err", err)
+	}
+	s.database = nil
+}
+
+// closeDoors closes the doors, if they were opened.
+func (s *server) closeDoors(ctx context.Context) {
+	if !s.serving {
+		return
+	}
+	s.relay.Close(ctx)
+	s.silent.close()
+	for _, d := range s.doors {
+		d.close(ctx, s.Log)
 	}
 }
 

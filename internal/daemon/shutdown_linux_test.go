@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -220,28 +222,96 @@ func TestSignalDuringTheStartOfAServer(t *testing.T) {
 	d.wantExit(0)
 }
 
-// G1: a start that fails half-way takes the same way down, and says what to do.
+var endedLine = regexp.MustCompile(`msg=ended what=(\w+)`)
+
+// ended lists what the daemon says it has ended, in that order.
+func (d *daemon) ended() (what []string) {
+	for _, m := range endedLine.FindAllStringSubmatch(d.stderr.String(), -1) {
+		what = append(what, m[1])
+	}
+	return what
+}
+
+// G1: sessions end first, then what they used, then what is recorded, then the database; until
+// all that is gone the listener is open, and says when to come again.
+func TestTheWayDownHasAnOrder(t *testing.T) {
+	t.Parallel()
+	n := newNest(t)
+	d := n.serve(`{"mcpServers": {
+		"lent": {"command": "SERVER", "sharing": "exclusive", "instances": {"min": 1}},
+		"slow": {"command": "SERVER", "args": ["-linger", "3s"], "closeTimeouts": {"eof": "60s"}}},
+		"llm": {"upstreams": {"local": {"baseURL": "http://127.0.0.1:9"}}}}`, "--log-level", "debug")
+	for _, server := range []string{"lent", "slow"} {
+		if a := d.client(server).call("echo", `{"text": "x"}`); a.text() != "x" {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+	}
+	d.signal(syscall.SIGTERM)
+	eventually(t, "the instances are given up, the server is not gone yet, and the listener says so", func() bool {
+		if !slices.Equal(d.ended(), []string{"sessions", "instances"}) {
+			return false
+		}
+		a := d.do("POST", "/mcp/lent", helloBody)
+		return a.status == 503 && a.header.Get("Retry-After") != ""
+	})
+	d.wantExit(0)
+	d.wantLast("stopped: 2 sessions and 3 connections ended, in ")
+	if want := []string{"sessions", "instances", "connections", "recorder", "database", "listeners"}; !slices.Equal(d.ended(), want) {
+		t.Errorf("ended were %q, want %q", d.ended(), want)
+	}
+	if left, err := os.ReadDir(n.path("tmp")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// G1: a start that fails half-way takes the same way down, and says what to do. What had
+// been started by then, instances and the socket for local programs too, is gone.
 func TestStartFailsHalfWay(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
-	n := newNest(t)
-	d := n.command(oneServer, "--listen", taken.Addr().String())
-	d.wantExit(1)
-	if e := d.stderr.String(); !strings.Contains(e, "roundhouse: listen on "+taken.Addr().String()) || !strings.Contains(e, "--listen") {
-		t.Errorf("it said: %s", e)
-	}
-	if strings.Contains(d.stderr.String(), "stopped:") {
-		t.Errorf("what never served was stopped: %s", d.stderr)
-	}
-	if left := n.leftovers(); len(left) > 0 {
-		t.Errorf("processes are left: %v", left)
-	}
-	if files := n.journals(); len(files) > 0 {
-		t.Errorf("files are left: %v", files)
+	t.Cleanup(func() { taken.Close() })
+	const config = `{"mcpServers": {"bad": {"command": "SERVER"}, "lent": {"command": "SERVER", "sharing": "exclusive", "instances": {"min": 2}}}}`
+	for name, start := range map[string]struct {
+		args []string
+		says []string
+	}{
+		"listener": {[]string{"--listen", taken.Addr().String()}, []string{"roundhouse: listen on " + taken.Addr().String(), "--listen"}},
+		"database": {nil, []string{"roundhouse: ", "roundhouse.db"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNest(t)
+			if name == "database" {
+				if err := os.MkdirAll(n.path("state/roundhouse.db/full"), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d := n.command(config, start.args...)
+			d.wantExit(1)
+			for _, want := range start.says {
+				if e := d.stderr.String(); !strings.Contains(e, want) {
+					t.Errorf("it did not say %q: %s", want, e)
+				}
+			}
+			if strings.Contains(d.stderr.String(), "stopped:") {
+				t.Errorf("what never served was stopped: %s", d.stderr)
+			}
+			if left := n.leftovers(); len(left) > 0 {
+				t.Errorf("processes are left: %v", left)
+			}
+			if files := n.journals(); len(files) > 0 {
+				t.Errorf("files are left: %v", files)
+			}
+			if _, err := os.Lstat(n.path("socket")); err == nil {
+				t.Error("the socket is left")
+			}
+			if left, err := os.ReadDir(n.path("tmp")); err != nil || len(left) > 0 {
+				t.Errorf("directories are left: %v, %v", left, err)
+			}
+		})
 	}
 }
 
