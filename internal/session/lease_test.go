@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -275,3 +276,68 @@ func TestAChangedConfigurationReplacesTheInstance(t *testing.T) {
 }
 
 var _ pool.Link = (*link)(nil)
+
+// I2, I3, N3, N7: more sessions than instances. While they wait, an idle session that has an
+// instance goes to sleep, with a clean-up that hangs, and who waits longest gets its place; what
+// is asked about sessions and instances meanwhile is answered at once, and a lease can be taken
+// away. In the reference a waiter held the lock of all sessions, so that no clean-up could begin,
+// and its statistics waited, too.
+func TestMoreSessionsThanInstances(t *testing.T) {
+	s := exclusive("browser", 5)
+	s.Instances.MaxWait, s.Cleanup.Tool = time.Hour, "close"
+	inWorld(t, usual, []*config.Server{s}, func(w *world) {
+		w.cleaners("x", "") // which takes until its limit
+		var clients []*Client
+		for n := range 10 {
+			clients = append(clients, w.client("browser", fmt.Sprint("s", n)))
+		}
+		var mu sync.Mutex
+		var served []int
+		var wg sync.WaitGroup
+		for n, c := range clients {
+			wg.Go(func() {
+				w.works(c.do(1, wire.ToolsCall, echo))
+				mu.Lock()
+				defer mu.Unlock()
+				served = append(served, n)
+			})
+			synctest.Wait()
+			time.Sleep(time.Second)
+		}
+		if len(served) != 5 {
+			t.Errorf("%v have an instance of 5", served)
+		}
+		look := func(waiting int) {
+			begun := time.Now()
+			i := w.instances.Snapshot("", true)[0]
+			if n := len(w.m.List("local", true)); n != 10 || i.Leased+len(i.Waiting) > 10 || len(i.Waiting) != waiting {
+				t.Errorf("%d sessions, %d leases, %d wait; want %d", n, i.Leased, len(i.Waiting), waiting)
+			}
+			if st := w.m.Stats(); st.InFlight != waiting {
+				t.Errorf("%d are in flight", st.InFlight)
+			}
+			if _, err := w.m.Get("local", false, "s9"); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(begun); took != 0 {
+				t.Errorf("looking took %s", took)
+			}
+		}
+		look(5)
+		if err := w.m.ReleaseLease("local", false, "s3", "browser"); err != nil { // its clean-up takes 5 s
+			t.Error(err)
+		}
+		synctest.Wait()
+		look(4)
+		time.Sleep(9*time.Minute + 48*time.Second) // s0 has begun to clean up, and still does
+		look(4)
+		time.Sleep(2500 * time.Millisecond)
+		look(3)
+		time.Sleep(time.Hour)
+		wg.Wait()
+		if !slices.IsSorted(served) || len(served) != 10 {
+			t.Errorf("the order is %v", served)
+		}
+		look(0)
+	})
+}
