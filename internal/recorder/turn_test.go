@@ -1,11 +1,13 @@
 package recorder_test
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -126,6 +128,16 @@ func TestStreamHasNoLength(t *testing.T) {
 	g := w.post("/v1/chat/completions", chatStream)
 	if g.header.Get("Content-Length") != "" || !strings.Contains(g.body, `"object":"error"`) {
 		t.Errorf("got %+v", g)
+	}
+}
+
+// C14: the version of the Anthropic API is named only where the client does not.
+func TestVersionOfTheClient(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(saysJSON(200, `{"type":"message","content":[],"stop_reason":"end_turn"}`))
+	w.post("/v1/messages", messageStream, "Anthropic-Version", "2031-01-01", "Anthropic-Beta", "a", "Anthropic-Beta", "b")
+	if h := w.requests()[0].header; !slices.Equal(h["Anthropic-Version"], []string{"2031-01-01"}) || !slices.Equal(h["Anthropic-Beta"], []string{"a", "b"}) {
+		t.Errorf("sent %v", h)
 	}
 }
 
@@ -266,30 +278,49 @@ func TestUnreachableUpstream(t *testing.T) {
 	}
 }
 
-// C12, A.16 row 35: there is a limit for the first byte and between bytes, none for the
-// whole.
+// C12, A.14, A.16 row 35: there is a limit for the first byte and between bytes; for the
+// whole there is none unless it is set.
 func TestTimeouts(t *testing.T) {
-	w := newWorld(t, func(cfg *config.LLM) {
-		cfg.Upstreams[0].Timeouts.FirstByte = 200 * time.Millisecond
-		cfg.Upstreams[0].Timeouts.Idle = 200 * time.Millisecond
-	})
-	w.answers(func(rw http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	if g := w.post("/v1/chat/completions", chatAsk); g.status != 504 {
-		t.Errorf("got %+v", g)
-	}
-	w.answers(func(rw http.ResponseWriter, r *http.Request) {
-		for range 8 {
-			saysStream(chunkHello)(rw, r)
-			time.Sleep(60 * time.Millisecond)
+	flows := func(pieces int) http.HandlerFunc {
+		return func(rw http.ResponseWriter, r *http.Request) {
+			for i := 0; i < pieces && r.Context().Err() == nil; i++ {
+				saysStream(chunkHello)(rw, r)
+				time.Sleep(150 * time.Millisecond)
+			}
+			<-r.Context().Done()
 		}
-		<-r.Context().Done()
-	})
-	g := w.post("/v1/chat/completions", chatStream)
-	if g.status != 200 || g.err == nil || strings.Count(g.body, chunkHello) != 8 || !strings.Contains(g.body, "timeout_error") {
-		t.Errorf("got %+v", g)
 	}
-	if calls := w.calls("s1"); len(calls) != 2 || calls[1].Result.Outcome != store.UpstreamCut {
-		t.Errorf("stored %+v", calls)
+	for name, c := range map[string]struct {
+		limits config.UpstreamTimeouts // those that are 0 are long
+		ask    string
+		script http.HandlerFunc
+		status int
+		pieces int // at least so many come
+	}{
+		"first byte":                {config.UpstreamTimeouts{FirstByte: 200 * time.Millisecond}, chatAsk, flows(0), 504, 0},
+		"between bytes of a stream": {config.UpstreamTimeouts{Idle: time.Second}, chatStream, flows(8), 200, 8}, // which take longer than that
+		"between bytes of an answer": {config.UpstreamTimeouts{Idle: 200 * time.Millisecond}, chatAsk, func(rw http.ResponseWriter, r *http.Request) {
+			saysJSON(200, "{")(rw, r)
+			rw.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}, 504, 0},
+		"of the whole, if there is one": {config.UpstreamTimeouts{Total: 400 * time.Millisecond}, chatStream, flows(200), 200, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, func(cfg *config.LLM) {
+				l := &cfg.Upstreams[0].Timeouts
+				l.FirstByte, l.Idle, l.Total = cmp.Or(c.limits.FirstByte, time.Minute), cmp.Or(c.limits.Idle, time.Minute), c.limits.Total
+			})
+			w.answers(c.script)
+			g := w.post("/v1/chat/completions", c.ask)
+			if g.status != c.status || (g.err != nil) != (c.status == 200) || strings.Count(g.body, chunkHello) < c.pieces || !strings.Contains(g.body, "timeout_error") {
+				t.Errorf("got %+v", g)
+			}
+			if r := w.one("s1").Result; r.Outcome.Trainable() || r.Error == "" {
+				t.Errorf("stored %+v", r)
+			}
+		})
 	}
 }
 
