@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -330,6 +331,40 @@ func TestCheckFindsHoles(t *testing.T) {
 
 // BenchmarkExport measures rows: sessions of 20 turns in one trajectory each, and the
 // calls of the log.
+// J4: bodies that are not those that were stored are a problem.
+func TestCheckFindsDamage(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "test.db")
+	open := func() *store.Store {
+		st, err := store.Open(t.Context(), store.Config{Path: path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	st := open()
+	record(t, st, chat("1", "user:a", "b"))
+	if err := st.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db, err := sql.Open("sqlite3", "file:"+path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec("UPDATE calls SET body_digest = zeroblob(32)"); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	st = open()
+	defer st.Close()
+	r, err := Check(t.Context(), st, key)
+	if err != nil || !r.Hole || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "damaged") {
+		t.Errorf("the report is %+v, %v", r, err)
+	}
+}
+
 func BenchmarkExport(b *testing.B) {
 	st := openStore(b)
 	for s := range 25 {
