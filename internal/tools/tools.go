@@ -1,7 +1,7 @@
 // Package tools is roundhouse's own MCP tools: they look at sessions, end them, take
-// pictures of instances, carry out several calls at once, and have models work on tasks. They are served by package
-// session, as those of a server that is called roundhouse, and go to servers through the
-// session package alone.
+// pictures of instances, carry out several calls at once, and have models work on tasks.
+// They are served by package session, as those of a server that is called roundhouse, and
+// go to servers through packages session and loop alone.
 //
 // The properties A of the sessions specification are cited where they are kept.
 package tools
