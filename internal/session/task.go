@@ -134,29 +134,15 @@ func (s *Session) unregister(t *Task) {
 	s.restLocked()
 }
 
-// Visit makes the client of one request of the task, as Manager.Visit does for one of a
-// caller's. Of v, what names the session is not used. It works until the session's grace
-// is over, also when that takes no other requests any more.
-func (t *Task) Visit(v Visit) (*Client, error) {
-	c, err := newVisitor(v)
-	if err != nil {
-		return nil, err
-	}
-	return t.admit(c)
-}
-
 // Branch makes a client for one request of the task in the place of c, as Client.Branch
-// does, for as long as Visit would.
+// does. It works until the session's grace is over, also when that takes no other requests
+// any more.
 func (t *Task) Branch(c *Client, scope string) (*Client, error) {
-	return t.admit(c.branch(scope))
-}
-
-// admit enters the task's session for the one request of a client.
-func (t *Task) admit(c *Client) (*Client, error) {
 	s, m := t.session, t.session.m
-	if err := s.serves(c.scope); err != nil {
+	if err := s.serves(scope); err != nil {
 		return nil, err
 	}
+	b := c.branch(scope)
 	m.mu.Lock()
 	_, runs := s.tasks[t]
 	if !runs || s.ctx.Err() != nil {
@@ -164,12 +150,12 @@ func (t *Task) admit(c *Client) (*Client, error) {
 		return nil, s.whyEnded()
 	}
 	begin := s.enterLocked()
-	c.session = s
-	c.entered.Store(true)
-	s.clients[c] = struct{}{}
+	b.session = s
+	b.entered.Store(true)
+	s.clients[b] = struct{}{}
 	m.mu.Unlock()
 	begin()
-	return c, nil
+	return b, nil
 }
 
 // TaskInfo describes a task that runs.

@@ -127,7 +127,7 @@ func TestADrainingSessionClosesWithItsLastTask(t *testing.T) {
 		if err == nil {
 			t.Error("a new task began")
 		}
-		v, err := one.Visit(Visit{Scope: "files"})
+		v, err := one.Branch(c, "files")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,8 +223,9 @@ func TestTasksHaveALimit(t *testing.T) {
 // A3, N4: a task without a session has one of its own, which ends with it.
 func TestATaskMayHaveASessionOfItsOwn(t *testing.T) {
 	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		c := w.client("", "")
 		if err := w.m.RunTask(w.Context(), TaskSpec{Principal: "local"}, func(_ context.Context, task *Task) {
-			v, err := task.Visit(Visit{Scope: "browser"})
+			v, err := task.Branch(c, "browser")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -236,6 +237,7 @@ func TestATaskMayHaveASessionOfItsOwn(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
+		c.Delete()
 		if list := w.m.List("local", true); len(list) != 0 {
 			t.Errorf("left: %+v", list)
 		}
