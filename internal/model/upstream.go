@@ -100,10 +100,14 @@ func (m *Models) choose(api dialect.API, model string) (*Upstream, *Error) {
 		return fallback, nil
 	case model == "" && first != nil:
 		return first, nil
-	case api == dialect.Responses && first == nil:
-		return nil, refuse(http.StatusNotImplemented, nil, "no configured upstream speaks the Responses API; use /v1/chat/completions or /v1/messages, or set \"responses\": true on an upstream that does")
 	case len(m.upstreams) == 0:
-		return nil, refuse(http.StatusNotFound, nil, "roundhouse has no LLM endpoint; add llm.upstreams to its configuration")
+		status := http.StatusNotFound
+		if api == dialect.Responses {
+			status = http.StatusNotImplemented
+		}
+		return nil, refuse(status, nil, "roundhouse has no LLM endpoint; add llm.upstreams to its configuration")
+	case api == dialect.Responses && first == nil:
+		return nil, refuse(http.StatusNotImplemented, nil, "this part of the Responses API needs an upstream that speaks it itself, with \"responses\": true, and none does")
 	}
 	e := refuse(http.StatusNotFound, nil, "no upstream serves the model %.200q; add it to the \"models\" of one in llm.upstreams", model)
 	e.Failure.Code = "model_not_found"

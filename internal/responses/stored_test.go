@@ -469,3 +469,12 @@ func TestAClientThatLeavesCancels(t *testing.T) {
 	w.until("it has left", func() bool { return w.face.Running() == 0 })
 	want(t, w.good("GET", "/"+name, ""), "status", "cancelled", "output.1.status", "incomplete")
 }
+
+// X1: without an LLM endpoint nothing of the API is there, and that is said in its form.
+func TestWithoutAnUpstreamNothingIsImplemented(t *testing.T) {
+	w := newWorld(t, func(w *world) { w.llm.Upstreams = nil })
+	for path, method := range map[string]string{"": "POST", "/r": "GET", "/r/cancel": "POST", "/r/input_items": "GET", "/r/other": "GET", "/compact": "POST"} {
+		w.refused(501, "llm.upstreams", method, path, `{"model":"m","input":"x"}`)
+	}
+	w.refused(501, "llm.upstreams", "DELETE", "/r", "")
+}
