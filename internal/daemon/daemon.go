@@ -131,7 +131,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 		log.Warn("ended what an earlier daemon left", "process", what)
 	}
 
-	database, err := openStore(ctx, o)
+	database, err := openStore(ctx, o, local != nil)
 	if ctx.Err() != nil { // told to stop before it had started
 		log.Info("stopping", "cause", context.Cause(ctx))
 		return nil
@@ -232,10 +232,20 @@ func Run(ctx, hurry context.Context, o Options) error {
 	return err
 }
 
+// storeWait is how long a daemon waits for the database of one that is about to end.
+const storeWait = 10 * time.Second
+
 // openStore opens the database, for sessions and for what is recorded. A daemon beside
 // another one that has it does without, if it is to record nothing; the result is nil then.
-func openStore(ctx context.Context, o Options) (*store.Store, error) {
-	s, err := store.Open(ctx, store.Config{Path: o.Config.Store, Log: o.Log, Linger: recordLinger})
+// With first the socket is ours, so whoever has the database is on his way out.
+func openStore(ctx context.Context, o Options, first bool) (*store.Store, error) {
+	open := func() (*store.Store, error) {
+		return store.Open(ctx, store.Config{Path: o.Config.Store, Log: o.Log, Linger: recordLinger})
+	}
+	s, err := open()
+	for begun := time.Now(); first && errors.Is(err, store.ErrInUse) && ctx.Err() == nil && time.Since(begun) < storeWait; s, err = open() {
+		time.Sleep(50 * time.Millisecond)
+	}
 	const mend = "give this one a state directory (--state-dir) or a database (\"store\") of its own"
 	switch {
 	case !errors.Is(err, store.ErrInUse):

@@ -51,6 +51,7 @@ type clientAccount struct {
 	Scope        string                   `json:"server,omitempty"`
 	Version      string                   `json:"version"`
 	Capabilities json.RawMessage          `json:"capabilities"`
+	Shareable    json.RawMessage          `json:"shareable"` // Client.shareable
 	Name         string                   `json:"name,omitempty"`
 	Info         json.RawMessage          `json:"info,omitempty"`
 	Created      time.Time                `json:"created"`
@@ -299,7 +300,7 @@ func (d *draft) fill() {
 // account describes the client and what it has told the servers behind bindings.
 func (c *Client) account(order []*binding) clientAccount {
 	a := clientAccount{
-		ID: c.id, Scope: c.scope, Version: c.Version(), Capabilities: c.capabilities, Name: c.info, Info: c.clientInfo, Created: c.created,
+		ID: c.id, Scope: c.scope, Version: c.Version(), Capabilities: c.capabilities, Shareable: c.shareable, Name: c.info, Info: c.clientInfo, Created: c.created,
 		Servers: map[string]serverAccount{},
 	}
 	c.mu.Lock()

@@ -190,7 +190,11 @@ func TestALostInstanceIsSaidOnce(t *testing.T) {
 			if f.Method != wire.ToolsCall {
 				return false
 			}
-			l.wg.Go(func() { l.say(wire.Result(f.ID(), []byte(fine))) })
+			answer := wire.Result(f.ID(), []byte(fine))
+			if strings.Contains(string(f.Params()), `"no"`) {
+				answer = wire.ErrorReply(f.ID(), wire.ErrorObject(wire.InvalidParams, "no"))
+			}
+			l.wg.Go(func() { l.say(answer) })
 			return true
 		}
 		on := w.on
@@ -205,12 +209,9 @@ func TestALostInstanceIsSaidOnce(t *testing.T) {
 		if a := c.do(2, wire.ToolsList, `{}`); strings.Contains(a, "restarted") {
 			w.Errorf("a list says %s", a)
 		}
-		if a := c.do(3, wire.ToolsCall, `{"name":"browser__no"}`); strings.Contains(a, "restarted") && strings.Contains(a, `"error"`) {
+		if a := c.do(3, wire.ToolsCall, `{"name":"files__no"}`); strings.Contains(a, "restarted") || !strings.Contains(a, `"error"`) {
 			w.Errorf("an error says %s", a)
 		}
-		again()
-		w.on = on
-		c = w.known(c)
 		first, second := c.do(4, wire.ToolsCall, read), c.do(5, wire.ToolsCall, browse)
 		if !strings.Contains(first, "roundhouse was restarted: the instance of browser") || strings.Contains(second, "restarted") {
 			w.Errorf("the results are\n%s\n%s", first, second)
@@ -387,13 +388,23 @@ func TestARestartKeepsWhatIsNotOver(t *testing.T) {
 		time.Sleep(time.Second)
 		w.client("", "b")
 		w.kill()
-		w.limits.Max = 1
+		broken := store.Session{SessionKey: store.SessionKey{Principal: "local", ID: "broken", Incarnation: 1}, State: string(Active), Created: time.Now(), LastActivity: time.Now(), Clients: []byte(`[1]`)}
+		w.limits.Max = 2
+		db, err := store.Open(w.Context(), store.Config{Path: w.path})
+		if err != nil {
+			w.Fatal(err)
+		}
+		if err := errors.Join(db.SaveSession(w.Context(), broken), db.Close()); err != nil {
+			w.Fatal(err)
+		}
 		w.begin(w.T)
 		if list := w.m.List("local", true); len(list) != 1 || list[0].ID != "b" {
 			w.Errorf("%+v", list)
 		}
-		if row, err := w.store.Session(w.Context(), "local", "a"); err != nil || row.State != store.Closed {
-			w.Errorf("%+v, %v", row, err)
+		for _, id := range []string{"a", "broken"} {
+			if row, err := w.store.Session(w.Context(), "local", id); err != nil || row.State != store.Closed {
+				w.Errorf("%+v, %v", row, err)
+			}
 		}
 	})
 }

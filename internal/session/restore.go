@@ -49,6 +49,18 @@ func (m *Manager) Restore(ctx context.Context, streams func(*Client) Stream) err
 	if most := m.live.Load().Limits.Max; most > 0 && len(rows) > most {
 		rows, over = rows[:most], append(over, rows[most:]...)
 	}
+	accounts := make([]account, 0, len(rows))
+	rows = slices.DeleteFunc(rows, func(row store.Session) bool {
+		a, err := accountOf(row)
+		if err != nil {
+			m.cfg.Log.Error("a stored session cannot be restored", "session", row.ID, "principal", row.Principal, "err", err)
+			row.Clients = nil
+			over = append(over, row)
+			return true
+		}
+		accounts = append(accounts, a)
+		return false
+	})
 	for i := range over {
 		over[i].State = string(Closed)
 	}
@@ -57,10 +69,8 @@ func (m *Manager) Restore(ctx context.Context, streams func(*Client) Stream) err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, row := range rows {
-		if err := m.restoreLocked(row, streams); err != nil {
-			m.cfg.Log.Error("a stored session cannot be restored", "session", row.ID, "principal", row.Principal, "err", err)
-		}
+	for i, row := range rows {
+		m.restoreLocked(row, accounts[i], streams)
 	}
 	if len(rows) > 0 {
 		m.cfg.Log.Info("sessions restored", "sessions", len(rows), "clients", len(m.clients))
@@ -70,11 +80,7 @@ func (m *Manager) Restore(ctx context.Context, streams func(*Client) Stream) err
 }
 
 // restoreLocked makes a dormant session of what is stored.
-func (m *Manager) restoreLocked(row store.Session, streams func(*Client) Stream) error {
-	a, err := accountOf(row)
-	if err != nil {
-		return err
-	}
+func (m *Manager) restoreLocked(row store.Session, a account, streams func(*Client) Stream) {
 	s := newSession(m, key{row.Principal, row.ID})
 	s.incarnation, s.kind, s.metadata, s.workspace, s.created = row.Incarnation, row.Kind, row.Metadata, row.Workspace, row.Created
 	s.state, s.lastActivity, s.restored, s.kept = Dormant, row.LastActivity, time.Now(), true
@@ -84,14 +90,9 @@ func (m *Manager) restoreLocked(row store.Session, streams func(*Client) Stream)
 	}
 	s.tools.Store(a.Tools)
 	for _, told := range a.Clients {
-		c, err := s.restoreClient(told)
-		if err != nil {
-			return err
-		}
+		c := s.restoreClient(told)
 		c.stream = streams(c)
 		s.clients[c] = struct{}{}
-	}
-	for c := range s.clients {
 		m.clients[c.id] = c
 	}
 	if s.minted && len(s.clients) == 0 {
@@ -110,24 +111,19 @@ func (m *Manager) restoreLocked(row store.Session, streams func(*Client) Stream)
 	}
 	s.armLocked(s.lastActivity)
 	s.changedLocked()
-	return nil
 }
 
 // restoreClient makes a client of what is stored.
-func (s *Session) restoreClient(a clientAccount) (*Client, error) {
-	shareable, err := canonical(a.Capabilities, false)
-	if err != nil {
-		return nil, fmt.Errorf("read the capabilities of client %s: %w", a.ID, err)
-	}
+func (s *Session) restoreClient(a clientAccount) *Client {
 	c := &Client{
-		id: a.ID, session: s, scope: a.Scope, capabilities: a.Capabilities, shareable: shareable, info: a.Name, clientInfo: a.Info,
+		id: a.ID, session: s, scope: a.Scope, capabilities: a.Capabilities, shareable: a.Shareable, info: a.Name, clientInfo: a.Info,
 		created: a.Created, calls: map[string]*call{}, lasting: true, told: a.Servers,
 		// A late answer to what an earlier daemon asked must not be taken for another.
 		asks: uint64(time.Now().UnixMicro()),
 	}
 	c.headless.Store(true)
 	c.version.Store(&a.Version)
-	return c, nil
+	return c
 }
 
 func accountOf(row store.Session) (a account, err error) {

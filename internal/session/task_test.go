@@ -283,3 +283,45 @@ func TestASessionEndsWithItsLastTaskWhenItsClientHasLeft(t *testing.T) {
 		}
 	})
 }
+
+// N7, defect of the reference: what there is can be looked at while a session waits for an
+// instance, another one's clean-up hangs, a task runs, and a session ends; nobody waits for
+// that.
+func TestLookingWaitsForNothing(t *testing.T) {
+	browser := exclusive("browser", 1)
+	browser.Cleanup = config.Cleanup{ToolCall: config.ToolCall{Tool: "close"}, Timeout: 5 * time.Second}
+	inWorld(t, usual, []*config.Server{browser}, func(w *world) {
+		w.cleaners("close", "") // which never answer
+		look := func(when string, want map[string]State) {
+			t.Helper()
+			synctest.Wait()
+			begun := time.Now()
+			st, list := w.m.Stats(), w.m.List("local", true)
+			for id, state := range want {
+				if info, err := w.m.Get("local", false, id); err != nil || info.State != state {
+					t.Errorf("%s: %s is %s, %v", when, id, info.State, err)
+				}
+			}
+			if n := st.Sessions[Active] + st.Sessions[Draining] + st.Sessions[Dormant]; n != len(want) || len(list) != n {
+				t.Errorf("%s: %+v", when, st)
+			}
+			if took := time.Since(begun); took > 0 {
+				t.Errorf("%s: looking took %s", when, took)
+			}
+		}
+		a, b := w.client("browser", "a"), w.client("browser", "b")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		var wg sync.WaitGroup
+		wg.Go(func() { w.works(b.do(1, wire.ToolsCall, echo)) })
+		_, end := w.start("c")
+		look("while b waits", map[string]State{"a": Active, "b": Active, "c": Active})
+		wg.Go(func() { w.works(w.ended("a")) })
+		wg.Go(func() { _ = w.m.End(context.Background(), "local", false, "c", false) })
+		look("while a's clean-up hangs", map[string]State{"a": Draining, "b": Active, "c": Draining})
+		time.Sleep(5 * time.Second)
+		look("when b has the instance", map[string]State{"b": Active, "c": Draining})
+		_ = end()
+		wg.Wait()
+		look("at the end", map[string]State{"b": Active})
+	})
+}

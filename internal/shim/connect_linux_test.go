@@ -68,14 +68,16 @@ func official(ctx context.Context, m *machine, i int, ready <-chan struct{}) err
 	return c.Close()
 }
 
-// H8, case 5: a daemon that ends between calls is replaced at the next call, however it
-// ended, and the call does not notice.
+// H8, N6, case 5: a daemon that ends between calls is replaced at the next call, however it
+// ended, and the call does not notice. It is in the same session.
 func TestRestartBetweenCalls(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(s.String(), func(t *testing.T) {
 			m := newMachine(t, "", "")
 			h := m.connect("everything")
 			h.echo()
+			var old, now sessionList
+			m.get("/api/v1/sessions", &old)
 			before := m.theDaemon()
 			m.kill(s)
 			if n := len(m.daemons()); n > 0 {
@@ -85,6 +87,10 @@ func TestRestartBetweenCalls(t *testing.T) {
 			if after := m.theDaemon(); after == before {
 				t.Error("the daemon is the old one")
 			}
+			m.get("/api/v1/sessions", &now)
+			if len(now.Sessions) != 1 || now.Sessions[0].ID != old.Sessions[0].ID || now.Sessions[0].RestoredAt == "" || now.Sessions[0].Named || len(now.Sessions[0].Clients) != 1 {
+				t.Errorf("the sessions were %+v and are %+v", old, now)
+			}
 			m.eventually("one server runs", func() bool { return len(m.servers()) == 1 })
 			h.mu.Lock()
 			defer h.mu.Unlock()
@@ -92,6 +98,14 @@ func TestRestartBetweenCalls(t *testing.T) {
 				t.Errorf("the client was told %s", got)
 			}
 		})
+	}
+}
+
+type sessionList struct {
+	Sessions []struct {
+		ID, RestoredAt string
+		Named          bool
+		Clients        []struct{ Name string }
 	}
 }
 
