@@ -114,6 +114,26 @@ func TestAResponseWhoseClientLeaves(t *testing.T) {
 	checkCleanup(t, ledger)
 }
 
+// B.5.6: a call that may have been executed is not made again, whatever becomes of its server;
+// the next call finds a new process.
+func TestALostCallOfAResponseIsNotMadeAgain(t *testing.T) {
+	t.Parallel()
+	n := newNest(t)
+	ledger, calls := n.path("ledger"), n.path("calls")
+	model := agent(t, fmt.Sprintf(`bad__ledger {"file":%q,"mode":"crash","note":"crash"}`, calls), `bad__echo {"text":"second"}`)
+	d := n.serve(withAgent(model.URL, ledger, ""))
+	a := d.do("POST", "/v1/responses", respond, "Content-Type", "application/json")
+	if a.err != nil || !strings.Contains(string(a.body), `"type":"http_error","code":502`) || !strings.Contains(string(a.body), `"output":"second"`) || !strings.Contains(string(a.body), "event: response.completed") {
+		t.Errorf("%v: %s", a.err, a.body)
+	}
+	b, err := os.ReadFile(calls)
+	if err != nil || strings.Count(string(b), "\n") != 1 {
+		t.Errorf("%v: the call was made so often: %q", err, b)
+	}
+	eventually(t, "the servers are gone", func() bool { return len(d.leftovers("badserver")) == 0 })
+	checkCleanup(t, ledger)
+}
+
 // checkCleanup checks that the server that was used got one clean-up, and the other none.
 func checkCleanup(t *testing.T, ledger string) {
 	t.Helper()

@@ -75,7 +75,7 @@ func (r *Run) runCalls(ctx context.Context, calls []*modelCall) (results []*resu
 	case over:
 		return nil, &Outcome{Status: Incomplete, Reason: MaxToolCalls}
 	case waits, len(run) == 0:
-		return nil, &Outcome{Status: Completed, Pending: waits}
+		return nil, &Outcome{Status: Completed}
 	}
 	return results, nil
 }

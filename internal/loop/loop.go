@@ -57,7 +57,7 @@ type Task struct {
 	Session string
 	Run     string              // names the run
 	Policy  config.RecordPolicy // of the model calls; "" leaves it to the session
-	Header  http.Header         // of the model calls and for tool servers, as its sender sent it
+	Header  http.Header         // of the model calls, as the sender of the task sent it; nil is fine
 
 	Model        string
 	Instructions string
@@ -173,9 +173,6 @@ type Outcome struct {
 	Usage  Usage
 	Rounds int // model calls
 	Calls  int // of servers' tools
-	// Pending tells that the caller has something to do before the task can go on: calls
-	// of functions, or approvals.
-	Pending bool
 }
 
 // Failure is why a run failed.

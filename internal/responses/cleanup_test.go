@@ -325,3 +325,22 @@ func TestReleaseIsInTheReverseOrderOfAcquisition(t *testing.T) {
 		})
 	}
 }
+
+// X2: servers are opened at the same time.
+func TestServersAreOpenedAtTheSameTime(t *testing.T) {
+	w := newWorld(t, func(w *world) {
+		for _, s := range w.servers {
+			w.slow[s.Name] = make(chan struct{})
+		}
+	})
+	w.answers(says("done"))
+	go func() {
+		for _, s := range w.servers {
+			w.await("opening " + s.Name)
+		}
+		for _, s := range w.servers {
+			close(w.slow[s.Name])
+		}
+	}()
+	want(t, w.post(`{"model":"m","input":"go",`+threeServers+`}`).object(t), "status", "completed")
+}

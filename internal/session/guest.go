@@ -322,7 +322,8 @@ func (g *Guest) Alone() bool {
 }
 
 // Rest gives back what a session has, after its clean-up, as if it had been idle for long,
-// if nobody uses it now. Another principal's session is unknown, as is one that is gone.
+// if nobody uses it now, and no client is there that may want to go on. Another principal's
+// session is unknown, as is one that is gone.
 func (m *Manager) Rest(principal, id string) {
 	m.mu.Lock()
 	s := m.sessions[key{principal, id}]
