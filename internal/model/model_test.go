@@ -3,8 +3,12 @@ package model
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +17,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/dialect"
+	"roundhouse/internal/store"
 )
 
 // C10: the engines of the configuration are those that dialect knows.
@@ -183,5 +188,92 @@ func TestClientLeavesWithTheLastByte(t *testing.T) {
 		if _, err := answer.Read(body); err != io.EOF {
 			t.Fatalf("the end is %v", err)
 		}
+	}
+}
+
+// C8: what counts as delivered is what was read before something was asked for again, not
+// what waits.
+func TestDelivered(t *testing.T) {
+	o := outletFor(func() {})
+	o.begin(200, nil)
+	answer, err := o.answer(t.Context(), "t1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.write([]byte("abcdef"))
+	piece := make([]byte, 2)
+	for i, want := range []int64{0, 2, 4} {
+		if _, err := answer.Read(piece); err != nil {
+			t.Fatal(err)
+		}
+		if n, full := o.delivered(); n != want || full {
+			t.Errorf("after %d reads delivered are %d bytes, all: %v", i+1, n, full)
+		}
+	}
+	_ = answer.Close()
+	if n, full := o.delivered(); n != 4 || full || o.queued.used != 0 {
+		t.Errorf("in the end delivered are %d bytes, all: %v, and %d are counted", n, full, o.queued.used)
+	}
+}
+
+// C5, C6: without its intent nothing can come of a call under train, so the engine need
+// not go on, and the client is told at once; under observe it has its answer.
+func TestCallWithoutItsIntent(t *testing.T) {
+	const answer = `{"choices":[{"message":{"role":"assistant"},"finish_reason":"stop"}]}`
+	release, asked := make(chan bool), make(chan bool, 2)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked <- true
+		select {
+		case <-r.Context().Done():
+		case <-release:
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, answer)
+		}
+	}))
+	defer engine.Close()
+	st, err := store.Open(t.Context(), store.Config{Path: filepath.Join(t.TempDir(), "test.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	limits := config.UpstreamTimeouts{Connect: time.Minute, FirstByte: time.Minute, Idle: time.Minute}
+	m := New(Config{LLM: config.LLM{MaxBody: 1 << 20, MaxQueued: 1 << 20, Upstreams: []*config.Upstream{{Name: "main", BaseURL: engine.URL, Timeouts: limits}}}, Store: st})
+	defer m.Close(t.Context())
+	request, err := dialect.ParseRequest(dialect.Chat, []byte(`{}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, policy := range []config.RecordPolicy{config.RecordTrain, config.RecordObserve} {
+		p, err := m.prepare(t.Context(), Call{
+			Principal: "local", Session: string(policy), Policy: policy, API: dialect.Chat, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte(`{}`), Request: request,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The session is sealed between the look at it and the intent.
+		earlier := store.Call{Session: p.key, ID: "earlier", Policy: store.Train, Start: time.Now()}
+		if err := st.Begin(t.Context(), earlier); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := st.Seal(t.Context(), p.key); err != nil {
+			t.Fatal(err)
+		}
+		if policy == config.RecordObserve {
+			close(release)
+		}
+		got, err := m.record(t.Context(), p)
+		if policy == config.RecordTrain {
+			if e, ok := errors.AsType[*Error](err); !ok || e.Failure.Status != http.StatusConflict {
+				t.Errorf("train: got %v, %v", got, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(got); err != nil || string(body) != answer {
+			t.Errorf("observe: got %q, %v", body, err)
+		}
+		_ = got.Close()
 	}
 }
