@@ -185,6 +185,9 @@ async function scenarios(t, world, client, language) {
     assert.equal(rest.events.at(-1).type, 'response.completed');
     const again = await ask('resume', { id: first.events[0].response.id });
     assert.deepEqual(again.events, [...first.events, ...rest.events]);
+    const helped = await ask('stream', { params: { response_id: first.events[0].response.id, starting_after: seen } });
+    assert.deepEqual(helped.types, rest.events.map(({ type }) => type));
+    assert.deepEqual(sent(helped.response.output), sent(rest.events.at(-1).response.output));
   });
 
   // X6, B.5.9, case 58
