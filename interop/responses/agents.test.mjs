@@ -32,8 +32,9 @@ test('the Agents SDK', async (t) => {
   const step = (name, body) =>
     t.test(name, async () => {
       await body();
-      world.checkStreams();
+      checked += world.checkStreams();
     });
+  let checked = 0;
 
   await step('text', async () => {
     for (const { finalOutput } of await both(agent('text'), 'Hi')) assert.equal(finalOutput, 'Hello, world.');
@@ -76,4 +77,5 @@ test('the Agents SDK', async (t) => {
       assert.equal(lines(file), expected);
     }
   });
+  assert.ok(checked >= 4, `only ${checked} streams were checked`);
 });

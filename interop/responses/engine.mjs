@@ -2,10 +2,8 @@
 
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { cut } from '../model/engine.mjs';
-
 /**
- * A script of startEngine. decide({body, tools, results, count}) returns the turn, or a promise of it: {text}, {calls: [{name, arguments}]} with
+ * A script of startEngine. decide({body, tools, results}) returns the turn, or a promise of it: {text}, {calls: [{name, arguments}]} with
  * arguments as an object or as the text that the model says, or {status, error}; with cut, the connection drops before
  * the end. tools(part) is the full name of the offered tool whose name ends so, results are the texts of all tools' results since the last question.
  */
@@ -16,10 +14,7 @@ export function speaks(decide) {
     const from = body.messages.findLastIndex(({ role }) => role === 'user');
     const turn = await decide({
       body,
-      count: call.count,
-      left: call.left,
       tools: (part) => offered.find((name) => name.endsWith(part)) ?? `missing_${part}`,
-      offered,
       results: body.messages.slice(from + 1).filter(({ role }) => role === 'tool').map(({ content }) => (typeof content === 'string' ? content : content.map(({ text }) => text ?? '').join(''))),
     });
     if (turn.status) {
@@ -60,8 +55,6 @@ export function speaks(decide) {
     response.end('data: [DONE]\n\n');
   };
 }
-
-export { cut };
 
 /** The models. */
 export const models = {

@@ -55,8 +55,9 @@ async function scenarios(t, world, client, language) {
   const step = (name, run) =>
     t.test(name, async (t) => {
       await run(t);
-      world.checkStreams();
+      checked += world.checkStreams();
     });
+  let checked = 0;
   const tool = mcp('bad', { allowed_tools: ['echo', 'slow', 'ledger'] });
 
   // X1, X2
@@ -283,6 +284,7 @@ async function scenarios(t, world, client, language) {
     await refused(400, 'create', { params: { model: 'text', input: 'x', tools: [{ type: 'web_search_preview' }] } }, /web_search_preview/);
     await refused(400, 'create', { params: { model: 'text', input: 'x', tools: [mcp('inside', { server_url: world.daemon.url })] } });
   });
+  assert.ok(checked >= 30, `only ${checked} streams were checked`);
 }
 
 async function restart(daemon, signal) {
