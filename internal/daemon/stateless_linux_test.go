@@ -27,11 +27,11 @@ func TestCallsThatStandAloneHaveInstances(t *testing.T) {
 				Meta    map[string]any `json:"_meta"`
 			}
 		}
-		if err := json.Unmarshal(a.body, &r); err != nil || len(r.Result.Content) != 1 {
+		if err := json.Unmarshal(a.body, &r); err != nil || len(r.Result.Content) == 0 {
 			t.Fatalf("%d %s", a.status, a.body)
 		}
 		session, _ = r.Result.Meta["roundhouse/session"].(string)
-		return r.Result.Content[0].Text, session
+		return r.Result.Content[len(r.Result.Content)-1].Text, session // before it may be ours
 	}
 	n, minted := count("/mcp/bad", "count", `{}`)
 	if n != "1" || minted == "" {

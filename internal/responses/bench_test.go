@@ -59,23 +59,23 @@ func BenchmarkLoop(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			arguments := ""
+			var arguments strings.Builder
 			for line := range strings.Lines(string(said)) {
 				var chunk map[string]any
 				if data, ok := strings.CutPrefix(line, "data: "); ok && json.Unmarshal([]byte(data), &chunk) == nil {
 					piece, _ := at(chunk, "choices.0.delta.tool_calls.0.function.arguments").(string)
-					arguments += piece
+					arguments.WriteString(piece)
 				}
 			}
-			if arguments == "" {
+			if arguments.String() == "" {
 				return
 			}
-			result, err := guest.Call(b.Context(), "echo", json.RawMessage(arguments), nil)
+			result, err := guest.Call(b.Context(), "echo", json.RawMessage(arguments.String()), nil)
 			if err != nil {
 				b.Fatal(err)
 			}
 			messages = append(messages,
-				map[string]any{"role": "assistant", "tool_calls": []any{map[string]any{"id": "c", "type": "function", "function": map[string]any{"name": "a__echo", "arguments": arguments}}}},
+				map[string]any{"role": "assistant", "tool_calls": []any{map[string]any{"id": "c", "type": "function", "function": map[string]any{"name": "a__echo", "arguments": arguments.String()}}}},
 				map[string]any{"role": "tool", "tool_call_id": "c", "content": string(result)})
 		}
 	}

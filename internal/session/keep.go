@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"time"
 
@@ -304,9 +305,7 @@ func (c *Client) account(order []*binding) clientAccount {
 		Servers: map[string]serverAccount{},
 	}
 	c.mu.Lock()
-	for name, told := range c.told {
-		a.Servers[name] = told
-	}
+	maps.Copy(a.Servers, c.told)
 	c.mu.Unlock()
 	for _, b := range order {
 		b.mu.Lock()

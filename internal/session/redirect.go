@@ -3,6 +3,7 @@ package session
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 
 	"roundhouse/internal/config"
@@ -23,7 +24,7 @@ const sessionArgument = "session_id"
 // sessionSchema is what the argument is, as tools show it.
 var sessionSchema = []byte(`"` + sessionArgument + `":{"type":"string","pattern":"^[A-Za-z0-9._:-]{1,128}$","description":` +
 	`"The session that this call belongs to: any name of your choice. Calls with the same name use the same instance, on which nobody else works. ` +
-	`Without it, the call is made in the session of this connection or, if that has none, in a new one, whose name is in the result's _meta[\"roundhouse/session\"]."}`)
+	`Without it, the call is made in the session of this connection or, if that has none, in a new one, whose name the result tells."}`)
 
 // asksForSession reports whether the tools of the binding's server have the argument for
 // the client.
@@ -202,14 +203,14 @@ type redirected struct {
 func (x *redirected) Note(p mux.Pieces) { x.k.Note(p) }
 
 // Done implements mux.Outlet. A session of which the client does not learn is of no use
-// to anybody.
+// to anybody; models see no _meta, so a tool's result says it to them, too.
 func (x *redirected) Done(p mux.Pieces) {
 	if s := x.minted; s != nil {
 		named, ok := withSession(p, s.id)
 		if !ok {
 			s.m.spawn(func() { s.m.endOwn(s) })
 		}
-		p = named
+		p, _ = withNotice(named, fmt.Sprintf("This call was made in a new session. To go on where it ended, call with %s %q.", sessionArgument, s.id))
 	}
 	x.k.Done(p)
 }

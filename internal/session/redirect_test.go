@@ -202,6 +202,9 @@ func TestACallThatStandsAloneBeginsASession(t *testing.T) {
 			if err := wire.Valid([]byte(answer)); err != nil || strings.Count(answer, "_meta") != 1 {
 				t.Error(answer, err)
 			}
+			if !strings.Contains(answer, `call with session_id \"`+name+`\".`) {
+				t.Errorf("no text of the result says how to go on: %s", answer)
+			}
 			w.expectLeases(name + "=browser#1")
 			again := w.stateless("", wire.ToolsCall, `{"name":"browser__go","arguments":{"session_id":"`+name+`"}}`)
 			w.works(again)

@@ -309,11 +309,12 @@ func TestCallsAreCounted(t *testing.T) {
 		var got []string
 		for _, f := range families {
 			for _, m := range f.GetMetric() {
-				line := strings.TrimPrefix(f.GetName(), "roundhouse_tools_")
+				var line strings.Builder
+				line.WriteString(strings.TrimPrefix(f.GetName(), "roundhouse_tools_"))
 				for _, l := range m.GetLabel() {
-					line += " " + l.GetValue()
+					line.WriteString(" " + l.GetValue())
 				}
-				got = append(got, fmt.Sprint(line, " ", m.GetCounter().GetValue()))
+				got = append(got, fmt.Sprint(line.String(), " ", m.GetCounter().GetValue()))
 			}
 		}
 		want := []string{"calls_total failed batch 1", "calls_total ok batch 1", "calls_total error session_cleanup 1", "tasks_total failed 1", "tasks_total ok 2"}
