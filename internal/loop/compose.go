@@ -120,7 +120,9 @@ func (c *composer) announce(k *modelCall) {
 	if k.id == "" {
 		k.id = NewID("call_")
 	}
-	k.tool = c.r.tools.find(k.name)
+	if k.tool = c.r.tools.find(k.name); k.tool != nil && !c.r.t.Choice.allows(k.tool) {
+		k.tool = nil
+	}
 	switch {
 	case k.tool == nil && !c.r.servesTools():
 		k.item = c.r.begin(FunctionCall) // whatever the model means, it is the caller's to say

@@ -104,9 +104,9 @@ const (
 	Required Mode = "required" // it must call something
 )
 
-// Choice is what the model is to do in its first turn.
+// Choice is what the model is to do in its first turn, and what it may call in any.
 type Choice struct {
-	Mode Mode   // "" is Auto
+	Mode Mode   // "" is Auto; with None nothing is called
 	Name string // of the one function that it must call, or with Label of the tool
 	// Label is the server whose tools it must call, "" for any. The run fails if that
 	// server cannot be opened.

@@ -129,18 +129,10 @@ func (t *table) of(label, name string) *tool {
 	return nil
 }
 
-// permitted returns those that the choice allows in a turn.
-func (t *table) permitted(c *Choice) []*tool {
-	if c.Allowed == nil {
-		return t.tools
-	}
-	var list []*tool
-	for _, x := range t.tools {
-		if slices.ContainsFunc(c.Allowed, func(p Permit) bool { return p.permits(x) }) {
-			list = append(list, x)
-		}
-	}
-	return list
+// allows reports whether the choice lets a tool be called, in any turn: what the model is not
+// told of it may call all the same.
+func (c *Choice) allows(x *tool) bool {
+	return c.Mode != None && (c.Allowed == nil || slices.ContainsFunc(c.Allowed, func(p Permit) bool { return p.permits(x) }))
 }
 
 func (p Permit) permits(x *tool) bool {
@@ -187,16 +179,19 @@ func (m Mode) or() Mode { return cmp.Or(m, Auto) }
 // offer puts into a model's request what it may call, and what it must: tools as told makes
 // them, and the one that it must call as must does.
 func (r *Run) offer(first bool, told func(*tool) any, must func(name string, x *tool) any, body map[string]any) {
-	choice := Choice{Allowed: r.t.Choice.Allowed}
-	if first { // later it would have to call for ever
-		choice = r.t.Choice
+	choice := r.t.Choice
+	if !first && choice.Mode != None { // later it would have to call for ever
+		choice = Choice{Allowed: choice.Allowed}
 	}
 	var tools []any
-	for _, x := range r.tools.permitted(&choice) {
-		if choice.Label != "" && choice.Name == "" && (x.server == nil || x.server.Label != choice.Label) {
-			continue // only by leaving out the others can it be made to choose among one server's
+	for _, x := range r.tools.tools {
+		switch {
+		case choice.Mode != None && !choice.allows(x):
+		case choice.Label != "" && choice.Name == "" && (x.server == nil || x.server.Label != choice.Label):
+			// Only by leaving out the others can it be made to choose among one server's.
+		default:
+			tools = append(tools, told(x))
 		}
-		tools = append(tools, told(x))
 	}
 	if len(tools) == 0 {
 		return

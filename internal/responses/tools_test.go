@@ -141,6 +141,7 @@ func TestToolChoice(t *testing.T) {
 		`{"type":"mcp","server_label":"b","name":"act"}`:                                                                        {"tool_choice.function.name", "b__act", "tools.4.function.name", "b__act"},
 		`{"type":"mcp","server_label":"b"}`:                                                                                     {"tool_choice", "required", "tools.0.function.name", "b__echo", "tools.1.function.name", "b__act", "tools.2", nil},
 		`{"type":"allowed_tools","mode":"auto","tools":[{"type":"mcp","server_label":"a"}]}`:                                    {"tool_choice", nil, "tools.0.function.name", "a__echo", "tools.2", nil},
+		`{"type":"allowed_tools","mode":"auto","tools":[{"type":"mcp","server_label":"b"}]}`:                                    {"tools.0.function.name", "b__echo", "tools.2", nil},
 		`{"type":"allowed_tools","mode":"required","tools":[{"type":"mcp","server_label":"a"},{"type":"function","name":"f"}]}`: {"tool_choice", "required", "tools.0.function.name", "f", "tools.3", nil},
 	} {
 		w := newWorld(t, nil)
@@ -148,8 +149,15 @@ func TestToolChoice(t *testing.T) {
 		w.post(`{"model":"m","input":"go","tool_choice":` + choice + `,` + tools + `}`)
 		p := w.prompts()
 		want(t, p[0], wants...)
-		if len(p) > 1 {
+		if len(p) > 1 && choice != `"none"` {
 			want(t, p[1], "tool_choice", nil) // else it would call for ever
+		}
+		allowed := 1
+		if choice == `"none"` || strings.Contains(choice, `"auto","tools":[{"type":"mcp","server_label":"b"}]`) {
+			allowed = 0 // the model calls it all the same
+		}
+		if n := w.noted(); count(n, "call a.echo") != allowed {
+			t.Errorf("%s: the ledger is %q", choice, n)
 		}
 	}
 }
