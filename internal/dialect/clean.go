@@ -201,6 +201,9 @@ func (c *cleaner) texts(index int64, at wire.Span) {
 // finish adds to the verdict on an answer what it tells of tokens, and how the client
 // may see it. body is the text of root.
 func (c *Call) finish(r *Result, root *node, body []byte) error {
+	if c.engine == SGLang { // of others the metadata may be the client's own
+		r.Weights = root.get("metadata").get("weight_version").str()
+	}
 	tokens, fits := tokensOf(c.api, root)
 	if len(tokens) == 1 && r.Usage.Output >= 0 && !c.engine.counts(int64(len(tokens[0].Output)), r.Usage.Output) {
 		// Some streams lack the ids of what a parser of tools swallowed.

@@ -71,6 +71,8 @@ type Result struct {
 	// Model is the model that answered, as it calls itself.
 	Model string
 	Usage Usage
+	// Weights is the version of the weights that answered, "" if the engine does not tell.
+	Weights string
 	// Flags has what is peculiar, in no order; each at most once.
 	Flags []string
 	// Response is the answer as the same call would have given it without a stream, as

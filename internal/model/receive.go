@@ -197,7 +197,7 @@ func (t *turn) judged(r *dialect.Result, resp *http.Response, h http.Header) end
 	t.addPrompt(r)
 	e := ending{result: store.Result{
 		Outcome: store.Outcome(r.Outcome), Status: resp.StatusCode, Error: r.Reason, Header: h,
-		Finish: r.Finish, Usage: usageOf(r.Response), Flags: r.Flags,
+		Finish: r.Finish, Weights: r.Weights, Usage: usageOf(r.Response), Flags: r.Flags,
 	}}
 	if len(r.Tokens) == 1 {
 		// Several answers in one are no turn of a trajectory; what came has their tokens.

@@ -147,3 +147,19 @@ func TestPromptIsNotAskedFor(t *testing.T) {
 		}
 	}
 }
+
+// J1: the version of the weights is on record where the engine tells it; a client's own
+// metadata is none.
+func TestVersionOfTheWeights(t *testing.T) {
+	answer := strings.Replace(chatAnswer, `"model"`, `"metadata":{"weight_version":"step-12"},"model"`, 1)
+	for engine, want := range map[string]string{"sglang": "step-12", "openai": ""} {
+		w := newWorld(t, func(cfg *config.LLM) { cfg.Upstreams[0].Engine = engine })
+		w.answers(saysJSON(200, answer))
+		if g := w.post("/v1/chat/completions", chatAsk); g.body != answer {
+			t.Errorf("%s: got %+v", engine, g)
+		}
+		if r := w.one("s1").Result; r.Weights != want {
+			t.Errorf("%s: stored %q", engine, r.Weights)
+		}
+	}
+}

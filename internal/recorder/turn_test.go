@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/secret"
 	"roundhouse/internal/store"
 )
 
@@ -138,6 +139,36 @@ func TestVersionOfTheClient(t *testing.T) {
 	w.post("/v1/messages", messageStream, "Anthropic-Version", "2031-01-01", "Anthropic-Beta", "a", "Anthropic-Beta", "b")
 	if h := w.requests()[0].header; !slices.Equal(h["Anthropic-Version"], []string{"2031-01-01"}) || !slices.Equal(h["Anthropic-Beta"], []string{"a", "b"}) {
 		t.Errorf("sent %v", h)
+	}
+}
+
+// C14: an upstream's own key takes the place of all that the client identifies itself with;
+// without one the client's goes on.
+func TestKeysOfUpstreams(t *testing.T) {
+	names := []string{"Authorization", "X-Api-Key", "Api-Key", "Cookie"}
+	sent := []string{}
+	for _, name := range names {
+		sent = append(sent, name, "client")
+	}
+	for engine, want := range map[string]string{"vllm": "Bearer own|||", "anthropic": "|own||", "": "client|client|client|client"} {
+		w := newWorld(t, func(cfg *config.LLM) {
+			if u := cfg.Upstreams[0]; engine != "" {
+				u.Engine, u.APIKey = engine, secret.New("own")
+			}
+		})
+		w.answers(saysJSON(200, chatAnswer))
+		for _, path := range []string{"/v1/chat/completions", "/v1/messages/count_tokens"} {
+			w.post(path, chatAsk, sent...)
+		}
+		for _, r := range w.requests() {
+			var got []string
+			for _, name := range names {
+				got = append(got, strings.Join(r.header[name], ","))
+			}
+			if strings.Join(got, "|") != want {
+				t.Errorf("%q, %s: sent %q", engine, r.uri, got)
+			}
+		}
 	}
 }
 
