@@ -202,6 +202,29 @@ func (cell cleanerCell) check(d *daemon, session string, from int, also map[stri
 	}
 }
 
+// shown waits until the API shows the session in that state, without anything that it had,
+// and with its clean-ups: closed sessions are those that are stored.
+func (cell cleanerCell) shown(d *daemon, session, state string) {
+	d.t.Helper()
+	_, want := cell.wanted()
+	eventually(d.t, fmt.Sprintf("%s is %s, has nothing, and was cleaned up as %v", session, state, want), func() bool {
+		var info struct {
+			State    string
+			Leases   []any
+			Cleanups []struct{ Server, Outcome string }
+		}
+		a := d.do("GET", "/api/v1/sessions/"+session, "")
+		if a.status != 200 || json.Unmarshal(a.body, &info) != nil || info.State != state || len(info.Leases) > 0 {
+			return false
+		}
+		told := map[string]string{}
+		for _, c := range info.Cleanups {
+			told[c.Server] = c.Outcome
+		}
+		return maps.Equal(told, want)
+	})
+}
+
 // everything has each kind of use, and of clean-up.
 var everything = cleanerCell{"one", "mine", "failing", "broken", "ours", "hanging", "mine2?", "two?", "slow", "told", "broken2"}
 
@@ -232,6 +255,9 @@ func TestCleanupByWhatWasUsed(t *testing.T) {
 		if a := d.do("DELETE", "/api/v1/sessions/"+session, ""); a.status != 404 && a.status != 204 { // it does no harm
 			t.Errorf("%s: a second DELETE: %d %s", session, a.status, a.body)
 		}
+		if len(cell) > 0 {
+			cell.shown(d, session, "closed")
+		}
 		_, outcomes := cell.wanted()
 		for _, outcome := range outcomes {
 			count[outcome]++
@@ -258,22 +284,7 @@ func TestCleanupByHowASessionEnds(t *testing.T) {
 		end      func(d *daemon, session string, clients map[string]*client)
 	}{
 		"idle": {`, "sessions": {"idleTimeout": "3s"}`, nil, func(d *daemon, session string, _ map[string]*client) {
-			var info struct {
-				State    string
-				Leases   []any
-				Cleanups []struct{ Server, Outcome string }
-			}
-			eventually(d.t, "the session is dormant and has nothing any more", func() bool {
-				d.get("/api/v1/sessions/"+session, &info)
-				return info.State == "dormant" && len(info.Leases) == 0
-			})
-			told := map[string]string{}
-			for _, c := range info.Cleanups {
-				told[c.Server] = c.Outcome
-			}
-			if _, want := everything.wanted(); !maps.Equal(told, want) {
-				d.t.Errorf("the API shows %v, want %v", told, want)
-			}
+			everything.shown(d, session, "dormant")
 		}},
 		"drain": {"", map[string][]string{"ours": {"call slow", "done slow"}}, func(d *daemon, session string, clients map[string]*client) {
 			call := clients["ours"].begin("slow", `{"ms": 700}`)
@@ -289,10 +300,12 @@ func TestCleanupByHowASessionEnds(t *testing.T) {
 				d.t.Errorf("DELETE: %d %s", a.status, a.body)
 			}
 		}},
-		"SIGTERM": {"", map[string][]string{"ours": {"end"}, "told": {"end"}, "two": {"end"}}, func(d *daemon, _ string, _ map[string]*client) {
+		"SIGTERM": {"", map[string][]string{"ours": {"end"}, "told": {"end"}, "two": {"end"}}, func(d *daemon, session string, _ map[string]*client) {
 			d.signal(syscall.SIGTERM)
 			d.wantExit(0)
 			d.wantLast("stopped: 1 session and ")
+			next := d.serve(cleanerConfig(d.nest, ""))
+			everything.shown(next, session, "dormant")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -303,4 +316,43 @@ func TestCleanupByHowASessionEnds(t *testing.T) {
 			everything.check(d, "a", 0, end.also)
 		})
 	}
+}
+
+// N5, N6, case 62: a daemon that is killed cannot tell its servers, and the next one, which has
+// none of them, does not either. It says once what the session has lost, and cleans up after what
+// the session uses then.
+func TestCleanupAfterAKill(t *testing.T) {
+	t.Parallel()
+	n := newNest(t)
+	d := n.serve(cleanerConfig(n, ""), "--log-level", "info")
+	cell := cleanerCell{"one", "mine", "hanging", "told", "ours"}
+	clients := cell.use(d, "a")
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	eventually(t, "no process is left", func() bool { return len(n.leftovers()) == 0 })
+	for name, lines := range n.diary(0) {
+		lines = slices.DeleteFunc(lines, func(s string) bool { return s == "end" })
+		if !slices.Equal(lines, []string{"call echo", "done echo"}) {
+			t.Errorf("the diary of %s is %q", name, lines)
+		}
+	}
+
+	next := n.serve(cleanerConfig(n, ""), "--log-level", "info")
+	cleanerCell{}.shown(next, "a", "dormant")
+	from := n.diaryLength()
+	c := &client{next, clients["one"].path, clients["one"].header}
+	if a := c.call("echo", `{"text": "x"}`); !strings.Contains(a.text(), "roundhouse was restarted: the instance of ") || !strings.Contains(a.text(), "one") {
+		t.Errorf("the first result: %d %s", a.status, a.body)
+	}
+	if a := c.call("count", `{}`); a.text() != "1" {
+		t.Errorf("the second result: %d %s", a.status, a.body)
+	}
+	if a := next.do("DELETE", "/api/v1/sessions/a", ""); a.status != 204 {
+		t.Errorf("DELETE: %d %s", a.status, a.body)
+	}
+	eventually(t, "the instance has ended", func() bool { return slices.Contains(n.diary(from)["one"], "end") })
+	if got := n.diary(from); len(got) != 1 || !slices.Equal(got["one"], []string{"call echo", "done echo", "call count", "done count", "call count", "done count", "end"}) {
+		t.Errorf("the diary is %q", got)
+	}
+	cleanerCell{"one"}.shown(next, "a", "closed")
 }
