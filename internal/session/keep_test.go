@@ -209,7 +209,7 @@ func TestALostInstanceIsSaidOnce(t *testing.T) {
 		if a := c.do(2, wire.ToolsList, `{}`); strings.Contains(a, "restarted") {
 			w.Errorf("a list says %s", a)
 		}
-		if a := c.do(3, wire.ToolsCall, `{"name":"files__no"}`); strings.Contains(a, "restarted") || !strings.Contains(a, `"error"`) {
+		if a := c.do(3, wire.ToolsCall, `{"name":"files__echo","no":1}`); strings.Contains(a, "restarted") || !strings.Contains(a, `"error"`) {
 			w.Errorf("an error says %s", a)
 		}
 		first, second := c.do(4, wire.ToolsCall, read), c.do(5, wire.ToolsCall, browse)
