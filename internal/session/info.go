@@ -197,6 +197,7 @@ type Stats struct {
 	Tasks    int               `json:"tasks"`
 	Max      int               `json:"max"`
 	Evicted  int64             `json:"evicted"`  // ended to make room (N2)
+	Unsaved  int               `json:"unsaved"`  // changed since they were stored (N6); more than a moment says that the store fails
 	Cleanups map[Outcome]int64 `json:"cleanups"` // so far, by how they went (N5)
 }
 
@@ -204,7 +205,7 @@ type Stats struct {
 func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.live.Load().Limits.Max, Evicted: m.evicted, Cleanups: maps.Clone(m.cleanups)}
+	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.live.Load().Limits.Max, Evicted: m.evicted, Unsaved: len(m.unsaved), Cleanups: maps.Clone(m.cleanups)}
 	for _, s := range m.sessions {
 		st.Sessions[s.state]++
 		st.InFlight += s.inFlight

@@ -142,6 +142,9 @@ func TestSessionsGoOnAfterARestart(t *testing.T) {
 			after.Calls != before.Calls || after.Tools == nil || len(after.Clients) != 1 || after.Clients[0].Version != before.Clients[0].Version || after.Clients[0].Name != "c/2" || len(after.Lost) != 0 {
 			w.Errorf("%+v\nafter %+v", after, before)
 		}
+		if told := w.streams[named.ID()].pushed; len(told) != 3 || !strings.Contains(told[0], wire.ToolsListChanged) {
+			w.Errorf("the client is told %v", told)
+		}
 		w.works(w.known(named).do(2, wire.ToolsCall, echo))
 		w.works(w.known(minted).do(2, wire.ToolsCall, `{"name":"files__echo"}`))
 		if info, _ := w.m.Get("local", false, minted.ID()); info.Named {
@@ -424,11 +427,8 @@ func TestSessionsGoOnWithoutTheStore(t *testing.T) {
 			w.Errorf("a name that cannot be looked up got %v", err)
 		}
 		synctest.Wait()
-		w.m.mu.Lock()
-		n := len(w.m.unsaved)
-		w.m.mu.Unlock()
-		if n != 1 {
-			w.Errorf("%d sessions wait to be stored", n)
+		if st := w.m.Stats(); st.Unsaved != 1 {
+			w.Errorf("%+v", st)
 		}
 		c.Delete()
 	})

@@ -68,12 +68,16 @@ func (m *Manager) Restore(ctx context.Context, streams func(*Client) Stream) err
 		return fmt.Errorf("close stored sessions: %w", err)
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for i, row := range rows {
 		m.restoreLocked(row, accounts[i], streams)
 	}
+	clients := slices.Collect(maps.Values(m.clients))
+	m.mu.Unlock()
+	for _, c := range clients {
+		c.listsChanged() // the configuration, and the servers, may be others than before
+	}
 	if len(rows) > 0 {
-		m.cfg.Log.Info("sessions restored", "sessions", len(rows), "clients", len(m.clients))
+		m.cfg.Log.Info("sessions restored", "sessions", len(rows), "clients", len(clients))
 	}
 	m.keeping.Go(m.keep)
 	return nil
