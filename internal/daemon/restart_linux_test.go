@@ -3,10 +3,14 @@ package daemon_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
 // on is the client as one of the next daemon, which it does not know of.
@@ -139,4 +143,58 @@ func TestSessionsGoOnAfterTheDaemonsEnd(t *testing.T) {
 			d.wantExit(0)
 		})
 	}
+}
+
+// N6: the official client notices nothing but the time that the daemon was away: its session
+// goes on, and its stream, on which it hears what may have changed.
+func TestAnOfficialClientGoesOnAfterKill(t *testing.T) {
+	t.Parallel()
+	n := newNest(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const config = `{"mcpServers": {"files": {"command": "SERVER", "closeTimeouts": {"eof": "1s"}}}}`
+	d := n.serve(config, "--listen", address)
+	told := make(chan struct{}, 10)
+	c := mcp.NewClient(&mcp.Implementation{Name: "official", Version: "1"}, &mcp.ClientOptions{
+		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { told <- struct{}{} },
+	})
+	s, err := c.Connect(t.Context(), &mcp.StreamableClientTransport{Endpoint: d.url + "/mcp/files"}, &mcp.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	call := func(text string) {
+		t.Helper()
+		res, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "echo", Arguments: map[string]any{"text": text}})
+		if err != nil || len(res.Content) != 1 || res.Content[0].(*mcp.TextContent).Text != text {
+			t.Fatalf("%s: %+v, %v", text, res, err)
+		}
+	}
+	call("before")
+	id := s.ID()
+	d.signal(syscall.SIGKILL)
+	d.wait()
+	d = n.serve(config, "--listen", address)
+	call("after")
+	if s.ID() != id {
+		t.Errorf("its session was %s and is %s", id, s.ID())
+	}
+	select {
+	case <-told:
+	case <-time.After(patience):
+		t.Error("it hears nothing on its stream")
+	}
+	var list struct{ Sessions []struct{ ID string } }
+	d.get("/api/v1/sessions", &list)
+	if len(list.Sessions) != 1 || list.Sessions[0].ID != id {
+		t.Errorf("the sessions are %+v", list.Sessions)
+	}
+	d.signal(syscall.SIGTERM)
+	d.wantExit(0)
 }
