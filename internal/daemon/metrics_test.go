@@ -21,6 +21,7 @@ import (
 	"roundhouse/internal/instance"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
+	"roundhouse/internal/responses"
 	"roundhouse/internal/session"
 	"roundhouse/internal/tools"
 )
@@ -36,7 +37,7 @@ func everything(t *testing.T) *prometheus.Registry {
 	shared := pool.New(pool.Config{Events: events})
 	sessions := session.NewManager(session.Config{Pool: shared, Events: events})
 	g := gateway.New(gateway.Config{Sessions: sessions})
-	return gather(processes, shared, instance.New(instance.Config{}), sessions, tools.New(tools.Config{}), g, gateway.NewRelay(gateway.RelayConfig{Gateway: g}), events)
+	return gather(processes, shared, instance.New(instance.Config{}), sessions, tools.New(tools.Config{}), responses.New(responses.Config{}), g, gateway.NewRelay(gateway.RelayConfig{Gateway: g}), events)
 }
 
 var described = regexp.MustCompile(`^Desc\{fqName: "(\w+)", help: ("(?:[^"\\]|\\.)*"), .* variableLabels: \{(.*)\}\}$`)

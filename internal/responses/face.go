@@ -52,11 +52,12 @@ type Config struct {
 // included, and refuses new ones. Both may be called again.
 type Face struct {
 	// Constant.
-	cfg  Config
-	log  *slog.Logger
-	key  []byte          // of digests of what requests bring
-	ctx  context.Context // of all runs
-	stop context.CancelCauseFunc
+	cfg     Config
+	log     *slog.Logger
+	metrics metrics
+	key     []byte          // of digests of what requests bring
+	ctx     context.Context // of all runs
+	stop    context.CancelCauseFunc
 
 	wg sync.WaitGroup // of the runs; added to with mu held and closed unset
 
@@ -67,7 +68,7 @@ type Face struct {
 
 // New returns a Face.
 func New(cfg Config) *Face {
-	f := &Face{cfg: cfg, log: cfg.Log, key: make([]byte, 32), runs: map[string]*run{}}
+	f := &Face{cfg: cfg, log: cfg.Log, metrics: newMetrics(), key: make([]byte, 32), runs: map[string]*run{}}
 	if f.log == nil {
 		f.log = slog.New(slog.DiscardHandler)
 	}
@@ -280,6 +281,7 @@ func (x *exchange) begin(req *request) (*run, error) {
 		r.keep = func(object []byte, events []entry, running bool) error {
 			err := x.save(r, object, events, running)
 			if err != nil {
+				x.metrics.unstored.Inc()
 				x.log.Error("a response could not be stored", "response", r.id, "err", err)
 			}
 			return err
@@ -336,7 +338,8 @@ func (f *Face) leave(r *run) {
 func (f *Face) work(ctx context.Context, r *run, work *loop.Run) {
 	r.become(statusInProgress, nil)
 	t := &teller{r: r, parts: map[int]*part{}}
-	work.Do(ctx, t.observe)
+	outcome := work.Do(ctx, t.observe)
+	f.metrics.ended.WithLabelValues(string(outcome.Status)).Inc()
 	close(r.ended)
 }
 

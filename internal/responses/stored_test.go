@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"roundhouse/internal/config"
 	"roundhouse/internal/front"
 	"roundhouse/internal/loop"
@@ -302,8 +304,20 @@ func TestAResponseThatCannotBeStored(t *testing.T) {
 	}
 	want(t, w.post(`{"model":"m","input":"x"}`).object(t), "status", "completed", "store", false, "output.0.content.0.text", "x")
 	w.refused(503, "cannot be stored", "POST", "", `{"model":"m","input":"x","background":true}`)
-	if w.face.Running() > 0 {
-		t.Error("something runs")
+	w.until("nothing runs", func() bool { return w.face.Running() == 0 })
+	r := prometheus.NewRegistry()
+	r.MustRegister(w.face.Collectors()...)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]float64{}
+	for _, family := range families {
+		m := family.GetMetric()[0]
+		counts[family.GetName()] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+	}
+	if counts["roundhouse_responses_unstored_total"] != 2 || counts["roundhouse_responses_ended_total"] != 1 || len(counts) != 3 {
+		t.Errorf("the metrics are %v", counts)
 	}
 }
 
