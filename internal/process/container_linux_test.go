@@ -205,7 +205,14 @@ func TestNextStartRemovesContainers(t *testing.T) {
 	t.Setenv("DOCKER_HOST", dir)
 	d := f.daemon("docker run -i image")
 	t.Setenv("DOCKER_HOST", "/nowhere")
-	eventually(t, "the container", func() bool { return len(containers(t, dir)) == 1 })
+	eventually(t, "the container", func() bool {
+		list := containers(t, dir)
+		if len(list) != 1 {
+			return false
+		}
+		b, err := os.ReadFile(list[0])
+		return err == nil && strings.HasSuffix(string(b), "\n") // it is whole
+	})
 	ours := filepath.Base(containers(t, dir)[0])
 	theirs := filepath.Join(dir, "idTheirs")
 	if err := os.WriteFile(theirs, []byte("label=roundhouse.process=ANOTHER; name=roundhouse-ANOTHER;\n"), 0o600); err != nil {
