@@ -24,6 +24,7 @@ const asking = `"tools":[{"type":"mcp","server_label":"a"}]`
 // B.5.8, case 60: a call is asked for unless the request says otherwise, and made once it
 // was approved, with its id.
 func TestCallsAreApproved(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(calls(call{"c1", "a__echo", `{"n":1}`}))
 	events := w.streamed(`{"model":"m","input":"go","stream":true,` + asking + `}`)
@@ -60,6 +61,7 @@ func TestCallsAreApproved(t *testing.T) {
 
 // B.5.8, case 60: a call that was declined is never made, and has a result all the same.
 func TestCallsAreDeclined(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(calls(call{"c1", "a__act", `{}`}))
 	o := w.post(`{"model":"m","input":"go",` + asking + `}`).object(t)
@@ -76,6 +78,7 @@ func TestCallsAreDeclined(t *testing.T) {
 // B.5.8, case 60: an approval must be of a request that was made, as it was made, and is
 // used once.
 func TestApprovalsThatDoNotCount(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(calls(call{"c1", "a__act", `{"n":1}`}))
 	o := w.post(`{"model":"m","input":"go",` + asking + `}`).object(t)
@@ -105,6 +108,7 @@ func TestApprovalsThatDoNotCount(t *testing.T) {
 
 // B.5.8: which calls wait is said by filters, and others of the same turn are made.
 func TestWhichCallsWaitForApproval(t *testing.T) {
+	t.Parallel()
 	for approval, wants := range map[string]string{
 		`"always"`: "echo act", `"never"`: "", `null`: "echo act",
 		`{"never":{"tool_names":["echo"]}}`: "act", `{"always":{"tool_names":["echo"]}}`: "echo act", `{"never":{"read_only":true}}`: "act",
@@ -137,6 +141,7 @@ func TestWhichCallsWaitForApproval(t *testing.T) {
 // B.5.2: with calls of the client's own functions, those of servers are made, and then it is
 // the client's turn, which goes on with all of them.
 func TestFunctionsAreTheClients(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	tools := `"tools":[{"type":"function","name":"f","parameters":{"type":"object"},"strict":true},{"type":"custom","name":"free"},{"type":"mcp","server_label":"a","require_approval":"never"}]`
 	w.answers(calls(call{"1", "f", `{"x":1}`}, call{"2", "a__echo", `{}`}, call{"3", "free", `{"input":"any text"}`}))

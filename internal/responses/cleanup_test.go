@@ -73,9 +73,11 @@ func checkLedger(t *testing.T, w *world, opened []string, used ...string) {
 // X3: the matrix of which tool sessions are used: none, one, unused, first, last, all, and
 // the same one again.
 func TestEachUsedToolSessionGetsOneCleanup(t *testing.T) {
+	t.Parallel()
 	for _, used := range []string{"", "a", "b", "c", "ab", "ac", "bc", "abc", "aa", "abca"} {
 		for _, rounds := range []string{"one turn", "a turn each"} {
 			t.Run(fmt.Sprintf("%q in %s", used, rounds), func(t *testing.T) {
+				t.Parallel()
 				w := newWorld(t, nil)
 				var script []http.HandlerFunc
 				var all []call
@@ -101,6 +103,7 @@ func TestEachUsedToolSessionGetsOneCleanup(t *testing.T) {
 // X3, case 62: every way in which a request can end leaves one release for each acquisition,
 // and one clean-up for what was used.
 func TestEveryEndCleansUpOnce(t *testing.T) {
+	t.Parallel()
 	opened := []string{"a", "b", "c"}
 	ends := []struct {
 		name   string
@@ -142,6 +145,7 @@ func TestEveryEndCleansUpOnce(t *testing.T) {
 			}
 			for _, streams := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, %s, stream %v", end.name, how, streams), func(t *testing.T) {
+					t.Parallel()
 					w := newWorld(t, end.prep)
 					w.answers(end.script(w)...)
 					ctx, leave := context.WithCancel(context.Background())
@@ -182,6 +186,7 @@ func TestEveryEndCleansUpOnce(t *testing.T) {
 // X2: what tool_choice demands and does not open ends the request; what was opened is
 // closed, and nobody is asked or cleaned up.
 func TestADemandedServerThatDoesNotOpenClosesAll(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) { w.broken["b"] = errBroken })
 	w.answers(says("x"))
 	g := w.post(`{"model":"m","input":"go","tool_choice":{"type":"mcp","server_label":"b"},` + threeServers + `}`)
@@ -204,6 +209,7 @@ func TestADemandedServerThatDoesNotOpenClosesAll(t *testing.T) {
 // B.4, risk 1: that a clean-up has failed is logged, counted and kept, and changes nothing of
 // the answer.
 func TestAFailedCleanupIsKnown(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(calls(call{"c", "a__echo", "{}"}), says("done"))
 	w.does("a.cleanup_session", func(string, <-chan struct{}, func(int)) (string, string) {
@@ -227,6 +233,7 @@ func TestAFailedCleanupIsKnown(t *testing.T) {
 // B.4, risk 2; X4: a clean-up that hangs has an end, and delays neither the answer nor
 // anybody else.
 func TestAHangingCleanupDelaysNobody(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) {
 		for _, s := range w.servers {
 			s.Cleanup.Timeout = 500 * time.Millisecond
@@ -262,6 +269,7 @@ func TestAHangingCleanupDelaysNobody(t *testing.T) {
 // B.4, risk 3; X2: whichever way a response takes, there is one owner of its tool sessions:
 // named sessions keep theirs until they end, and a second response uses them again.
 func TestANamedSessionKeepsItsToolSessions(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	script := []http.HandlerFunc{calls(call{"c", "a__echo", "{}"}), says("done")}
 	w.answers(append(script, script...)...)
@@ -281,6 +289,7 @@ func TestANamedSessionKeepsItsToolSessions(t *testing.T) {
 
 // X2: with toolSessions "request" a named session keeps nothing.
 func TestToolSessionsOfARequest(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) { w.llm.Responses.ToolSessions = config.ToolSessionsRequest })
 	w.answers(calls(call{"c", "b__echo", "{}"}), says("done"))
 	want(t, w.post(`{"model":"m","input":"go",`+threeServers+`}`, "X-Session-Id", "mine").object(t), "status", "completed")
@@ -293,8 +302,10 @@ func TestToolSessionsOfARequest(t *testing.T) {
 // B.4, risk 4; X3: what was acquired last is given back first, in whatever order the request
 // names servers. Instances tell in what order that is.
 func TestReleaseIsInTheReverseOrderOfAcquisition(t *testing.T) {
+	t.Parallel()
 	for _, order := range []string{"abc", "bca", "cab"} {
 		t.Run(order, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, func(w *world) {
 				for _, s := range w.servers {
 					s.Sharing, s.Instances = config.Exclusive, config.Instances{Max: 1, IdleTimeout: time.Minute, MaxWait: patience, OnRelease: config.ReleaseDestroy}
@@ -328,6 +339,7 @@ func TestReleaseIsInTheReverseOrderOfAcquisition(t *testing.T) {
 
 // X2: servers are opened at the same time.
 func TestServersAreOpenedAtTheSameTime(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) {
 		for _, s := range w.servers {
 			w.slow[s.Name] = make(chan struct{})

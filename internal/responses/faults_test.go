@@ -12,6 +12,7 @@ const oneServer = `"tools":[{"type":"mcp","server_label":"a","require_approval":
 
 // Case 59: what goes wrong is told, by a documented rule, and as a stream in one life cycle.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	broken := fails(http.StatusUnauthorized, `{"error":{"message":"wrong key","type":"authentication_error","code":"invalid_api_key"}}`)
 	for _, f := range []struct {
 		name   string
@@ -86,6 +87,7 @@ func TestFaults(t *testing.T) {
 			[]any{"status", "completed", "output.1.content.0.text", "whole", "usage.total_tokens", 3}, "completed"},
 	} {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, f.prep)
 			w.answers(f.script...)
 			g := w.post(`{"model":"m","input":"go",` + f.body + `}`)
@@ -107,6 +109,7 @@ func TestFaults(t *testing.T) {
 
 // B.5.5: errors go to the model as what came of its calls, and each call has something.
 func TestTheModelHearsOfErrors(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {
 		return `{"isError":true,"content":[{"type":"text","text":"no such file"}]}`, ""
@@ -122,6 +125,7 @@ func TestTheModelHearsOfErrors(t *testing.T) {
 
 // B.5.5: progress gives a call more time, up to four times as much.
 func TestProgressGivesACallMoreTime(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) { w.llm.Responses.CallTimeout = 400 * time.Millisecond })
 	steady := func(steps int) handler {
 		return func(_ string, done <-chan struct{}, progress func(int)) (string, string) {
@@ -149,6 +153,7 @@ func TestProgressGivesACallMoreTime(t *testing.T) {
 // B.5.7: what tools bring: texts a line each, structure where there is no text, pictures for
 // the model, a word in the place of anything else, and no more than there is room for.
 func TestResultsOfTools(t *testing.T) {
+	t.Parallel()
 	png := strings.Repeat("iVBO", 3)
 	for _, r := range []struct {
 		name, result, output string
@@ -165,6 +170,7 @@ func TestResultsOfTools(t *testing.T) {
 		{"five megabytes", `{"content":[{"type":"text","text":"` + strings.Repeat("x", 5<<20) + `"}]}`, strings.Repeat("x", 1<<20) + "\n[cut here: 1048576 of 5242880 bytes]", 0},
 	} {
 		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, nil)
 			w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) { return r.result, "" })
 			w.answers(calls(call{"1", "a__act", "{}"}), says("done"))
@@ -187,6 +193,7 @@ func TestResultsOfTools(t *testing.T) {
 
 // X9, A2: the model sees the newest pictures only; of a model that takes none it is told in words.
 func TestPicturesThatAreKept(t *testing.T) {
+	t.Parallel()
 	shoot := func(w *world) []map[string]any {
 		n := 0
 		w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {

@@ -50,6 +50,7 @@ func peerSays(items ...string) http.HandlerFunc {
 // X1: an upstream that speaks the Responses API is spoken to in that, with servers' tools as
 // functions, and what it said comes back to it as it was.
 func TestAnUpstreamOfTheSameAPI(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses, w.llm.Upstreams[0].Engine = true, "openai" })
 	reasoning := `{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"I think"}],"encrypted_content":"xyz"}`
 	w.answers(
@@ -77,6 +78,7 @@ func TestAnUpstreamOfTheSameAPI(t *testing.T) {
 
 // X1: custom tools and pictures of such an upstream, and one that does not stream.
 func TestMoreOfAnUpstreamOfTheSameAPI(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
 	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) {
 		return `{"content":[{"type":"image","data":"AAAA","mimeType":"image/png"}]}`, ""
@@ -91,6 +93,7 @@ func TestMoreOfAnUpstreamOfTheSameAPI(t *testing.T) {
 
 // A.7: how such an upstream tells of its failures.
 func TestFailuresOfAnUpstreamOfTheSameAPI(t *testing.T) {
+	t.Parallel()
 	for name, f := range map[string]struct {
 		script http.HandlerFunc
 		status string
@@ -102,6 +105,7 @@ func TestFailuresOfAnUpstreamOfTheSameAPI(t *testing.T) {
 		"incomplete": {stream("data: {\"type\":\"response.incomplete\",\"response\":{\"status\":\"incomplete\",\"output\":[],\"incomplete_details\":{\"reason\":\"content_filter\"}}}\n\n"), "incomplete", "content_filter"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
 			w.answers(f.script)
 			events := w.streamed(`{"model":"m","input":"go","stream":true,` + oneServer + `}`)
@@ -117,6 +121,7 @@ func TestFailuresOfAnUpstreamOfTheSameAPI(t *testing.T) {
 
 // X1: what needs no loop passes to such an upstream as it is.
 func TestWhatNeedsNoLoopPasses(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
 	w.answers(peerSays(`{"type":"message","id":"msg_1","role":"assistant","content":[{"type":"output_text","text":"hi"}]}`))
 	for _, body := range []string{

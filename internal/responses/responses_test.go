@@ -9,6 +9,7 @@ import (
 
 // X1, X5: a text without tools, as a whole and as a stream with one life cycle.
 func TestPlainText(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(says("Hello, world"))
 	o := w.post(`{"model":"m","input":"hi","instructions":"be kind","temperature":0.5,"max_output_tokens":100,"metadata":{"k":"v"}}`).object(t)
@@ -34,6 +35,7 @@ func TestPlainText(t *testing.T) {
 // X1, X2, X3, X5: tools of two servers, called in one turn; only the one that is called gets a
 // clean-up, and what was opened last is given back first.
 func TestToolsAreRunUntilTheModelIsDone(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(calls(call{"c1", "a__echo", `{"n":1}`}, call{"c2", "a__act", `{"n":2}`}), says("done"))
 	events := w.streamed(`{"model":"m","input":"go","stream":true,"tools":[{"type":"mcp","server_label":"a","require_approval":"never"},{"type":"mcp","server_label":"b","require_approval":"never"}]}`)
@@ -111,6 +113,7 @@ func checkOrder(t *testing.T, events []map[string]any) {
 
 // X1: what is not supported is named.
 func TestUnsupportedRequestsAreRefusedByName(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	for body, named := range map[string]string{
 		`{"input":"x"}`:             "model",

@@ -18,6 +18,7 @@ import (
 
 // B.2: the events about a call of a server's tool, and about a list, in their order.
 func TestOrderOfEvents(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(func(rw http.ResponseWriter, r *http.Request) {
 		stream(delta(map[string]any{"reasoning_content": "hm"}), delta(map[string]any{"content": "I look."}),
@@ -49,6 +50,7 @@ func TestOrderOfEvents(t *testing.T) {
 // B.5.4: calls of a turn are made at the same time, and told of in their order; with
 // parallel_tool_calls false only the first one counts.
 func TestParallelCalls(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	second := make(chan struct{})
 	w.does("a.act", func(string, <-chan struct{}, func(int)) (string, string) { // waits for the other
@@ -80,6 +82,7 @@ func TestParallelCalls(t *testing.T) {
 
 // X9: no more calls are made at the same time than may be.
 func TestHowManyCallsAreMadeAtTheSameTime(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) { w.llm.Responses.Parallel = 2 })
 	var mu sync.Mutex
 	now, most := 0, 0
@@ -107,6 +110,7 @@ func TestHowManyCallsAreMadeAtTheSameTime(t *testing.T) {
 
 // I2: calls of an instance come one after the other.
 func TestCallsOfAnInstanceComeOneAfterTheOther(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) {
 		s := w.servers[0]
 		s.Sharing, s.Instances = config.Exclusive, config.Instances{Max: 1, IdleTimeout: time.Minute, MaxWait: patience, OnRelease: config.ReleaseDestroy}
@@ -133,6 +137,7 @@ func TestCallsOfAnInstanceComeOneAfterTheOther(t *testing.T) {
 
 // tool_choice decides the first turn: among all, one server's tools, one tool or one function.
 func TestToolChoice(t *testing.T) {
+	t.Parallel()
 	tools := `"tools":[{"type":"function","name":"f"},{"type":"mcp","server_label":"a","require_approval":"never"},{"type":"mcp","server_label":"b","require_approval":"never"}]`
 	for choice, wants := range map[string][]any{
 		`"none"`:                         {"tool_choice", "none"},
@@ -165,6 +170,7 @@ func TestToolChoice(t *testing.T) {
 // X7: each model call of the loop is a recorded turn of the session, each call of a tool an
 // event of it.
 func TestModelCallsAreTurnsAndToolCallsEvents(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(calls(call{"1", "a__echo", "{}"}), says("done"))
 	w.post(`{"model":"m","input":"go",`+oneServer+`}`, "X-Session-Id", "mine")
@@ -188,6 +194,7 @@ func TestModelCallsAreTurnsAndToolCallsEvents(t *testing.T) {
 // X1, B.4: a server by its address, with the request's headers; what they may not be, and what
 // is nobody's to see.
 func TestServersByAddress(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) {
 		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "tools.example"}}
 	})
@@ -236,6 +243,7 @@ func TestServersByAddress(t *testing.T) {
 // B.4, X2: in a named session a server by its address stays open for the next request with the
 // same headers, and one with others is another one. Nobody else sees either.
 func TestServersByAddressInANamedSession(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) {
 		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "tools.example"}}
 	})
@@ -265,6 +273,7 @@ func TestServersByAddressInANamedSession(t *testing.T) {
 
 // X4, K1: what of a request's headers a configured server gets is what its entry names.
 func TestHeadersForConfiguredServers(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) {
 		w.servers[0].Transport, w.servers[0].ForwardHeaders = config.HTTP, []string{"X-Tenant", "Authorization"}
 		w.servers[0].Headers = map[string]secret.String{"x-session-id": secret.New("evil")}
@@ -283,6 +292,7 @@ func TestHeadersForConfiguredServers(t *testing.T) {
 // V3: the filters of servers' entries and principals hold for responses, too; a list of what
 // is allowed lets nothing through of a server that a request brings.
 func TestFiltersHoldForResponses(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(w *world) {
 		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "tools.example"}}
 		w.servers[1].ExcludeTools = []string{"act"}
@@ -303,6 +313,7 @@ func TestFiltersHoldForResponses(t *testing.T) {
 // X2: a list that is in the context is not made again, and its server is opened when one of
 // its tools is called; what it says is allowed is looked at again.
 func TestListsInTheContext(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	list := `{"type":"mcp_list_tools","id":"l","server_label":"a","tools":[{"name":"echo","input_schema":{"type":"object"}},{"name":"act","input_schema":{"type":"object"}}]}`
 	body := `{"model":"m","input":[` + list + `,{"role":"user","content":"go"}],"tools":[{"type":"mcp","server_label":"a","require_approval":"never","allowed_tools":["echo"]}]}`
