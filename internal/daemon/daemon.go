@@ -182,7 +182,7 @@ func Run(ctx, hurry context.Context, o Options) error {
 	})
 	s.control = control.New(control.Config{
 		Config: s.reloader.current.Load, Reload: s.reloader.reload, Reloaded: s.reloader.last.Load, Pool: shared, Instances: instances, Sessions: sessions, Processes: processes, Events: events,
-		Metrics: gather(processes, shared, instances, sessions, own, s.responses, s.gateway, s.relay, events),
+		Metrics: gather(processes, shared, instances, sessions, own, s.engine, s.responses, s.gateway, s.relay, events),
 		Store:   database, Models: models, Log: log,
 		Version: o.Version, KeepAlive: cfg.Gateway.KeepAlive, WriteDeadline: cfg.Gateway.WriteDeadline,
 	})

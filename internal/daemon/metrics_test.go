@@ -19,6 +19,7 @@ import (
 	"roundhouse/internal/event"
 	"roundhouse/internal/gateway"
 	"roundhouse/internal/instance"
+	"roundhouse/internal/loop"
 	"roundhouse/internal/pool"
 	"roundhouse/internal/process"
 	"roundhouse/internal/responses"
@@ -37,7 +38,7 @@ func everything(t *testing.T) *prometheus.Registry {
 	shared := pool.New(pool.Config{Events: events})
 	sessions := session.NewManager(session.Config{Pool: shared, Events: events})
 	g := gateway.New(gateway.Config{Sessions: sessions})
-	return gather(processes, shared, instance.New(instance.Config{}), sessions, tools.New(tools.Config{}), responses.New(responses.Config{}), g, gateway.NewRelay(gateway.RelayConfig{Gateway: g}), events)
+	return gather(processes, shared, instance.New(instance.Config{}), sessions, tools.New(tools.Config{}), loop.New(loop.Config{}), responses.New(responses.Config{}), g, gateway.NewRelay(gateway.RelayConfig{Gateway: g}), events)
 }
 
 var described = regexp.MustCompile(`^Desc\{fqName: "(\w+)", help: ("(?:[^"\\]|\\.)*"), .* variableLabels: \{(.*)\}\}$`)

@@ -318,8 +318,9 @@ func (r *Run) failedAgain(it *Item) bool {
 	return r.failing.times >= maxFailures
 }
 
-// publish tells those who follow events of a call (X7).
+// publish counts a call, and tells those who follow events of it (X7).
 func (r *Run) publish(p *pending) {
+	r.engine.counts.calls.WithLabelValues(p.item.Status).Inc()
 	reason := ""
 	if p.item.Err != nil {
 		reason = p.item.Err.Type

@@ -35,8 +35,9 @@ type Config struct {
 
 // Engine runs loops. It is constant, and starts nothing of its own.
 type Engine struct {
-	cfg Config
-	log *slog.Logger
+	cfg    Config
+	log    *slog.Logger
+	counts *counts
 }
 
 // New returns an Engine.
@@ -45,7 +46,7 @@ func New(cfg Config) *Engine {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Engine{cfg, log}
+	return &Engine{cfg, log, newCounts()}
 }
 
 // Task is what a run is to do. It is not changed.

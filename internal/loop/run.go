@@ -95,12 +95,15 @@ func (r *Run) Answers() []string { return r.answers }
 // under way; its cause, ErrCancelled or another, decides between Cancelled and Failed.
 func (r *Run) Do(ctx context.Context, observe func(Event)) Outcome {
 	r.observe = observe
+	r.engine.counts.running.Inc()
+	defer r.engine.counts.running.Dec()
 	outcome := r.work(ctx)
 	r.settle()
 	outcome.Usage, outcome.Rounds, outcome.Calls = r.usage, r.rounds, r.made
 	for _, it := range r.output {
 		outcome.Output = append(outcome.Output, *it)
 	}
+	r.engine.counts.runs.WithLabelValues(string(outcome.Status)).Inc()
 	observe(Event{Kind: Ended, Outcome: &outcome})
 	r.sessions.Close()
 	return outcome
@@ -119,6 +122,7 @@ func (r *Run) work(ctx context.Context) Outcome {
 		co := &composer{r: r}
 		err := r.speaker.turn(ctx, co, r.rounds == 0)
 		r.rounds++
+		r.engine.counts.rounds.Inc()
 		r.usage.add(co.usage)
 		if err != nil {
 			co.abandon()

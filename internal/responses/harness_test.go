@@ -42,6 +42,7 @@ type world struct {
 	testing.TB
 	url      string
 	face     *responses.Face
+	loop     *loop.Engine
 	sessions *session.Manager
 	models   *model.Models
 	store    *store.Store
@@ -99,9 +100,10 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	rc := recorder.New(recorder.Config{Models: w.models, MaxBody: w.llm.MaxBody})
 	cfg := config.Defaults()
 	cfg.Servers, cfg.LLM = w.servers, w.llm
+	w.loop = loop.New(loop.Config{Models: w.models, Sessions: w.sessions, Limits: w.llm.Responses, Events: w.events})
 	w.face = responses.New(responses.Config{
 		Config: func() *config.Config { return cfg }, Models: w.models, Store: st, Pass: rc.Serve, Egress: responses.NewEgress(w.llm.Responses.Egress),
-		Engine:  loop.New(loop.Config{Models: w.models, Sessions: w.sessions, Limits: w.llm.Responses, Events: w.events}),
+		Engine:  w.loop,
 		MaxBody: w.llm.MaxBody, KeepAlive: time.Second,
 	})
 	w.face.Register(f)

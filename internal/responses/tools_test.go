@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"roundhouse/internal/config"
 	"roundhouse/internal/event"
 	"roundhouse/internal/secret"
@@ -188,6 +190,36 @@ func TestModelCallsAreTurnsAndToolCallsEvents(t *testing.T) {
 	i := slices.IndexFunc(events, func(e event.Event) bool { return e.Kind == event.ToolCalled })
 	if i < 0 || events[i].Session != "mine" || events[i].Server != "a" || events[i].Tool != "echo" || events[i].Outcome != "completed" || events[i].Principal != "local" {
 		t.Errorf("%+v", events)
+	}
+}
+
+// STYLE 19: how many responses, rounds and calls there were is counted.
+func TestCounts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.answers(calls(call{"1", "a__echo", "{}"}, call{"2", "a__nothing", "{}"}), says("done"))
+	w.post(`{"model":"m","input":"go",` + oneServer + `}`)
+	w.until("it is over", func() bool { return w.face.Running() == 0 })
+	r := prometheus.NewRegistry()
+	r.MustRegister(w.loop.Collectors()...)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			got[strings.TrimPrefix(name, "roundhouse_loop_")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	for name, n := range map[string]float64{"running": 0, "runs_total completed": 1, "runs_total failed": 0, "rounds_total": 2, "tool_calls_total completed": 1, "tool_calls_total failed": 1} {
+		if have, ok := got[name]; !ok || have != n {
+			t.Errorf("%s is %v, want %v", name, have, n)
+		}
 	}
 }
 
