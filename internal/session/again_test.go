@@ -254,6 +254,36 @@ func TestACancellationFollowsTheSecondAttempt(t *testing.T) {
 	})
 }
 
+// M2, W2: a cancellation that comes while its request is being sent reaches the server,
+// once, and in the client's words.
+func TestACancellationInTheMomentOfSendingArrivesAsItWasSent(t *testing.T) {
+	inWorld(t, usual, []*config.Server{server("a")}, func(w *world) {
+		var c *Client
+		arrived := ""
+		w.on = func(_ *link, f wire.Frame) bool {
+			switch f.Method {
+			case wire.ToolsCall:
+				c.Session().Do(c, frameOf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"x":[1.0],"requestId":7,"reason":"\u0075"}}`), nil)
+			case wire.Cancelled:
+				arrived = string(f.Raw)
+			}
+			return false
+		}
+		c = w.client("a", "")
+		x := newTray()
+		c.Session().Do(c, frame(7, wire.ToolsCall, `{"name":"echo","ms":50}`), x)
+		time.Sleep(time.Second)
+		if got := <-x.done; !got.Empty() || len(x.done) != 0 {
+			t.Errorf("the client got %s, and %d more", got.AppendTo(nil), len(x.done))
+		}
+		want := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"x":[1.0],"requestId":` + w.link("a").lastID + `,"reason":"\u0075"}}`
+		if arrived != want {
+			t.Errorf("the server got %s, want %s", arrived, want)
+		}
+		w.wantSaw(wire.Cancelled, 1)
+	})
+}
+
 // N4: a session that ends before its call is sent once more takes it along.
 func TestASessionThatEndsInBetweenTakesItsCallAlong(t *testing.T) {
 	for name, end := range map[string]func(w *world, c *Client){

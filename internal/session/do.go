@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -48,9 +49,16 @@ type call struct {
 	twice bool          // the server says that it may be executed twice, and its configuration believes that
 	maybe bool          // its first attempt may have been executed
 	leave func()        // ends what is done for the call elsewhere, such as waiting for a connection; nil if that is nothing
+	taken *withdrawal   // the client has taken it back before it was at a connection; or nil
 
 	notice  string // to be said with the result, or ""
 	restart string // the same, of what the session has lost with a restart
+}
+
+// withdrawal is a client's notifications/cancelled, and where its requestId is.
+type withdrawal struct {
+	frame wire.Frame
+	at    wire.Span
 }
 
 // begin registers a request of the client. An id that is in flight is the sender's
@@ -150,15 +158,19 @@ func failure(id []byte, err error) mux.Pieces {
 }
 
 // sent notes where the request went. One that was cancelled in this moment is
-// cancelled there too. A first attempt that failed already is not noted any more.
+// cancelled there too, with the client's own words if there are any. A first attempt that
+// failed already is not noted any more.
 func (k *call) sent(mc *mux.Call, again bool) {
 	k.mu.Lock()
 	if again || k.again != nil {
 		k.mc = mc
 	}
-	done := k.done
+	done, taken := k.done, k.taken
 	k.mu.Unlock()
-	if done {
+	switch {
+	case taken != nil:
+		mc.Cancel(taken.frame, taken.at)
+	case done:
 		mc.Cancel(wire.Frame{}, wire.Span{})
 	}
 }
@@ -193,6 +205,10 @@ func (k *call) Failed(err *fault.Error) bool {
 func (k *call) cancel(f wire.Frame, at wire.Span) {
 	k.mu.Lock()
 	mc := k.mc
+	if mc == nil {
+		f.Raw = bytes.Clone(f.Raw)
+		k.taken = &withdrawal{f, at}
+	}
 	k.mu.Unlock()
 	if mc != nil && mc.Cancel(f, at) {
 		return // through Done
