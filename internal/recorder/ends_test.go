@@ -31,7 +31,10 @@ func endless(gone chan<- string) http.HandlerFunc {
 // train that is an error, so its client is told at once and the engine need not go on; under
 // observe the answer goes its way.
 func TestSealEndsWhatCannotBeRecorded(t *testing.T) {
-	w := newWorld(t, nil)
+	w := newWorld(t, func(cfg *config.LLM) {
+		// What is not cancelled ends so late that the test fails.
+		cfg.Upstreams[0].Timeouts = config.UpstreamTimeouts{Connect: time.Minute, FirstByte: time.Minute, Idle: time.Minute}
+	})
 	gone, release := make(chan string, 2), make(chan bool)
 	w.answers(func(rw http.ResponseWriter, r *http.Request) {
 		switch r.URL.RawQuery {
@@ -54,6 +57,7 @@ func TestSealEndsWhatCannotBeRecorded(t *testing.T) {
 	observed.until(chunkHello)
 	w.intents(3)
 
+	begun := time.Now()
 	lost, err := w.models.Seal(t.Context(), key)
 	if err != nil || lost != 3 {
 		t.Fatalf("sealed with %d calls lost, %v", lost, err)
@@ -70,6 +74,9 @@ func TestSealEndsWhatCannotBeRecorded(t *testing.T) {
 		case <-time.After(30 * time.Second):
 			t.Fatal("the engine goes on")
 		}
+	}
+	if took := time.Since(begun); took > 30*time.Second {
+		t.Errorf("they were told after %s", took)
 	}
 	close(release)
 	if body, err := observed.rest(); err != nil || !strings.HasSuffix(body, chunkDone) {
