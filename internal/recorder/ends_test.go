@@ -42,7 +42,10 @@ func TestSealEndsWhatCannotBeRecorded(t *testing.T) {
 			endless(gone)(rw, r)
 		case "observed":
 			saysStream(chunkHello)(rw, r)
-			<-release
+			select {
+			case <-release:
+			case <-r.Context().Done(): // of a test that has failed
+			}
 			saysStream(chunkFinish, chunkDone)(rw, r)
 		default:
 			<-r.Context().Done()
@@ -118,7 +121,10 @@ func TestEndOfASession(t *testing.T) {
 	}
 	gone, release := make(chan string, 8), make(chan bool)
 	w.answers(func(rw http.ResponseWriter, r *http.Request) {
-		<-release
+		select {
+		case <-release:
+		case <-r.Context().Done(): // of a test that has failed
+		}
 		saysJSON(200, chatAnswer)(rw, r)
 	})
 	quick := make(chan got, 1)
