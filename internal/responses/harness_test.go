@@ -51,6 +51,7 @@ type world struct {
 	llm      config.LLM
 	log      lines // of the sessions
 	filters  map[string]session.Tools
+	real     bool // servers are reached over the network
 
 	mu      sync.Mutex
 	script  []http.HandlerFunc // of the model, one a call; the last one stays
@@ -88,7 +89,11 @@ func newWorld(t testing.TB, change func(*world)) *world {
 	}
 	w.store = st
 	w.events = event.NewFeed()
-	shared := pool.New(pool.Config{Dial: w.dial, DrainDelay: time.Minute, Events: w.events})
+	dial := pool.Dialer(w.dial)
+	if w.real {
+		dial = pool.NewDialer(nil, nil)
+	}
+	shared := pool.New(pool.Config{Dial: dial, DrainDelay: time.Minute, Events: w.events})
 	starter := instance.NewStarter(instance.StarterConfig{Pool: shared, Base: t.TempDir()})
 	instances := instance.New(instance.Config{Launcher: starter})
 	w.sessions = session.NewManager(session.Config{Pool: shared, Instances: instances, Events: w.events, Log: slog.New(slog.NewTextHandler(&w.log, nil)), Settings: session.Settings{Servers: w.servers, Filters: w.filters, Limits: config.Defaults().Sessions, ListWait: patience}})

@@ -3,6 +3,8 @@ package responses_test
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -361,4 +363,30 @@ func TestListsInTheContext(t *testing.T) {
 	want(t, o, "output.0.type", "mcp_call", "output.0.output", "echo {}", "output.1.output", `echo {"n":2}`, "output.2.type", "message")
 	w.until("it is over", func() bool { return w.face.Running() == 0 })
 	checkLedger(t, w, []string{"a"}, "a")
+}
+
+// Case 67: what goes wrong on the way to a server tells nobody the request's secrets, also if
+// the server itself repeats them.
+func TestErrorsOfServersTellNoSecrets(t *testing.T) {
+	t.Parallel()
+	parrot := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "wrong key "+r.Header.Get("Authorization")+" "+r.Header.Get("X-Key")+" "+r.URL.String(), http.StatusForbidden)
+	}))
+	t.Cleanup(parrot.Close)
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	w := newWorld(t, func(w *world) {
+		w.real = true
+		w.llm.Responses.Egress.Allow = []config.EgressRule{{Net: netip.MustParsePrefix("127.0.0.0/8")}}
+	})
+	for name, address := range map[string]string{"refuses": parrot.URL, "is gone": gone.URL} {
+		w.answers(says("sorry"))
+		g := w.post(`{"model":"m","input":"go","tools":[{"type":"mcp","server_label":"far","server_url":"` + address + `/mcp?key=s3cret-query","authorization":"s3cret-token","headers":{"X-Key":"s3cret-header"}}]}`)
+		if e, _ := at(g.object(t), "output.0.error").(string); e == "" || strings.Contains(g.body, "s3cret") {
+			t.Errorf("a server that %s: %d %s", name, g.status, g.body)
+		}
+		if strings.Contains(w.log.String(), "s3cret") {
+			t.Errorf("a server that %s: the log tells it: %s", name, w.log.String())
+		}
+	}
 }
