@@ -2,8 +2,10 @@ package daemon_test
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"regexp"
 	"slices"
@@ -33,6 +35,16 @@ func TestFirstSignalLetsCallsFinishAndRefusesNewOnes(t *testing.T) {
 			c := d.client("bad")
 			stream := make(chan answer, 1)
 			go func() { stream <- d.do("GET", c.path, "", append(c.header, "Accept", "text/event-stream")...) }()
+			open, err := http.Get(d.url + "/api/v1/events")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer open.Body.Close()
+			events := make(chan answer, 1)
+			go func() {
+				body, err := io.ReadAll(open.Body)
+				events <- answer{open.StatusCode, open.Header, body, err}
+			}()
 			call := c.begin("slow", `{"ms": 1000}`)
 
 			d.signal(sig)
@@ -59,8 +71,10 @@ func TestFirstSignalLetsCallsFinishAndRefusesNewOnes(t *testing.T) {
 					t.Errorf("GET %s while stopping: %d %s", path, a.status, a.body)
 				}
 			}
-			if a := receive(t, stream); a.status != 200 || a.err != nil {
-				t.Errorf("the standing stream: %d %v", a.status, a.err)
+			for what, standing := range map[string]chan answer{"client": stream, "API": events} {
+				if a := receive(t, standing); a.status != 200 || a.err != nil {
+					t.Errorf("the standing stream of the %s: %d %v", what, a.status, a.err)
+				}
 			}
 			select {
 			case <-call:
