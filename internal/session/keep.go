@@ -180,7 +180,10 @@ func (m *Manager) save(ctx context.Context, drafts []*draft) error {
 		case err != nil:
 			m.unsaved[s] = true
 		case d.last:
-			close(s.forgotten)
+			if s.forgotten != nil {
+				close(s.forgotten)
+				s.forgotten = nil
+			}
 			if k := (key{s.principal, s.id}); m.leaving[k] == s {
 				delete(m.leaving, k)
 			}

@@ -317,6 +317,35 @@ func TestAnEndedIDBeginsAnewUnlessItIsSealed(t *testing.T) {
 	})
 }
 
+// N5: how a session's clean-ups went can be seen after its end, and after a restart.
+func TestCleanupsAreStored(t *testing.T) {
+	browser := exclusive("browser", 1)
+	browser.Cleanup = config.Cleanup{ToolCall: config.ToolCall{Tool: "close"}, Timeout: 5 * time.Second}
+	inKeptWorld(t, usual, []*config.Server{browser}, func(w *kept) {
+		w.cleaners("close", fine)
+		for _, id := range []string{"ended", "stopped"} {
+			c := w.client("browser", id)
+			w.works(c.do(1, wire.ToolsCall, echo))
+			if id == "ended" {
+				w.works(w.ended(id))
+			}
+		}
+		w.stop()
+		w.begin(w.T)
+		row, err := w.store.Session(w.Context(), "local", "ended")
+		if err != nil {
+			w.Fatal(err)
+		}
+		ended, err := Stored(row)
+		if err != nil || len(ended.Cleanups) != 1 || ended.Cleanups[0].Outcome != CleanupOK {
+			w.Errorf("%+v, %v", ended, err)
+		}
+		if stopped, err := w.m.Get("local", false, "stopped"); err != nil || len(stopped.Cleanups) != 1 || stopped.Cleanups[0].Outcome != CleanupOK || len(stopped.Lost) != 1 {
+			w.Errorf("%+v, %v", stopped, err)
+		}
+	})
+}
+
 // N1, N6: a session that only model calls have named goes on with its MCP clients.
 func TestARecordingGoesOnAsASession(t *testing.T) {
 	inKeptWorld(t, usual, nil, func(w *kept) {

@@ -96,11 +96,14 @@ func (m *Manager) before(k key) (store.Session, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	m.mu.Lock()
-	left := m.leaving[k]
+	var stored chan struct{}
+	if left := m.leaving[k]; left != nil {
+		stored = left.forgotten
+	}
 	m.mu.Unlock()
-	if left != nil {
+	if stored != nil {
 		select {
-		case <-left.forgotten:
+		case <-stored:
 		case <-ctx.Done():
 			return first, fault.New(fault.Internal, "the end of the last session %q could not be stored yet; try again", k.id)
 		}

@@ -73,7 +73,7 @@ type Session struct {
 	kept         bool             // it is in the store, or will be
 	saved        time.Time        // its lastActivity as it is stored
 	parting      *draft           // what is stored in the place of its end, since roundhouse stops; or nil
-	forgotten    chan struct{}    // closed when its end is stored; nil while it lives
+	forgotten    chan struct{}    // closed when its end is stored; nil before the end, and after that
 }
 
 // newSession makes an active session without a timer and a holder.
