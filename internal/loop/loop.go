@@ -56,9 +56,12 @@ type Task struct {
 	// session of the run's own, of the name Run, which ends with it; its model calls are
 	// those of no session.
 	Session string
-	Run     string              // names the run
-	Policy  config.RecordPolicy // of the model calls; "" leaves it to the session
-	Header  http.Header         // of the model calls, as the sender of the task sent it; nil is fine
+	// Chain is the session whose tools are called where Session is "", and which goes on
+	// after the run; "" is none (X2).
+	Chain  string
+	Run    string              // names the run
+	Policy config.RecordPolicy // of the model calls; "" leaves it to the session
+	Header http.Header         // of the model calls, as the sender of the task sent it; nil is fine
 
 	Model        string
 	Instructions string

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,7 +65,7 @@ type toolSession struct {
 // newToolSessions returns one that has opened nothing.
 func newToolSessions(e *Engine, t *Task) *ToolSessions {
 	s := &ToolSessions{
-		sessions: e.cfg.Sessions, log: e.log, principal: t.Principal, id: t.Session, done: make(chan struct{}),
+		sessions: e.cfg.Sessions, log: e.log, principal: t.Principal, id: cmp.Or(t.Session, t.Chain), done: make(chan struct{}),
 		rest: e.cfg.Limits.ToolSessions == config.ToolSessionsRequest,
 	}
 	if s.id == "" {

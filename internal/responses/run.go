@@ -33,6 +33,7 @@ type run struct {
 	request   *request
 	input     []json.RawMessage // all that the model is given, of earlier responses too
 	session   string            // that the request named, or the one that it goes on from; "" is none
+	chain     string            // whose tools it uses if it has no session but goes on from another, which is that of all that follow
 	created   time.Time
 	cancel    context.CancelCauseFunc // ends the loop; its cause says why
 	ended     chan struct{}           // closed when the loop and its clean-up have ended
@@ -64,7 +65,7 @@ type entry struct {
 
 func newRun(req *request, task *loop.Task, cancel context.CancelCauseFunc) *run {
 	return &run{
-		id: loop.NewID("resp_"), principal: task.Principal, request: req, input: task.Input, session: task.Session, created: time.Now(), cancel: cancel,
+		id: loop.NewID("resp_"), principal: task.Principal, request: req, input: task.Input, session: task.Session, chain: task.Chain, created: time.Now(), cancel: cancel,
 		ended: make(chan struct{}), grew: make(chan struct{}),
 	}
 }

@@ -1,6 +1,7 @@
 package responses
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ type record struct {
 	Object  json.RawMessage   `json:"object"`
 	Input   []json.RawMessage `json:"input"`             // the conversation before it, with what earlier responses said and did (B.5.9)
 	Session string            `json:"session,omitempty"` // that its request named, or the one that it goes on from
+	Chain   string            `json:"chain,omitempty"`   // as of a run
 	// Cut tells that a daemon ended before the response did, so that clients may have seen
 	// more events than are there.
 	Cut bool `json:"cut,omitempty"`
@@ -46,7 +48,7 @@ func (f *Face) find(ctx context.Context, principal, id string) (*response, error
 	f.mu.Unlock()
 	if r != nil && r.principal == principal && r.request.store && !r.deleted.Load() {
 		status, object := r.snapshot()
-		return &response{id: id, live: r, status: status, background: r.request.background, record: record{Object: object, Input: r.input, Session: r.session}}, nil
+		return &response{id: id, live: r, status: status, background: r.request.background, record: record{Object: object, Input: r.input, Session: r.session, Chain: r.chain}}, nil
 	}
 	v, err := f.cfg.Store.Response(ctx, principal, id)
 	if errors.Is(err, store.ErrNotFound) {
@@ -99,7 +101,7 @@ func (p *response) log() (*run, error) {
 
 // save stores a run as it is with these events. Nobody may append to it meanwhile.
 func (f *Face) save(r *run, object []byte, events []entry, running bool) error {
-	body, err := json.Marshal(record{Object: object, Input: r.input, Session: r.session})
+	body, err := json.Marshal(record{Object: object, Input: r.input, Session: r.session, Chain: r.chain})
 	if err != nil {
 		return fmt.Errorf("store response %q: %w", r.id, err)
 	}
@@ -152,7 +154,8 @@ func unpackEvents(body store.Body) ([]entry, error) {
 
 // continued puts what a request goes on from in front of its input: all that was said and
 // done (B.5.9). A session that was named once is that of all that follow, unless the
-// request names one.
+// request names one. Where none was named, the tools of those that follow have one
+// together, of the name of the first: it had its own, which ended with it (X2).
 func (f *Face) continued(ctx context.Context, task *loop.Task, previous string) error {
 	p, err := f.find(ctx, task.Principal, previous)
 	if err != nil {
@@ -168,6 +171,9 @@ func (f *Face) continued(ctx context.Context, task *loop.Task, previous string) 
 	task.Input = slices.Concat(p.record.Input, o.Output, task.Input)
 	if task.Session == "" {
 		task.Session = p.record.Session
+	}
+	if task.Session == "" {
+		task.Chain = cmp.Or(p.record.Chain, previous)
 	}
 	return nil
 }

@@ -179,6 +179,30 @@ func TestAChainKeepsItsSession(t *testing.T) {
 	}
 }
 
+// X2: the tools of a chain of which no link named a session go on from its second link.
+func TestAChainWithoutASessionHasOneOfItsOwn(t *testing.T) {
+	w := newWorld(t, nil)
+	var script []http.HandlerFunc
+	for range 4 {
+		script = append(script, calls(call{"c", "a__echo", `{}`}), says("x"))
+	}
+	w.answers(script...)
+	first := w.post(`{"model":"m","input":"x",` + toolA + `}`).object(t)
+	w.await("close a")
+	second := w.post(`{"model":"m","input":"x","previous_response_id":"` + id(first) + `",` + toolA + `}`).object(t)
+	third := w.post(`{"model":"m","input":"x","previous_response_id":"` + id(second) + `",` + toolA + `}`).object(t)
+	if n := w.noted(); count(n, "open a") != 2 || count(n, "cleanup a") != 1 || count(n, "call a.echo") != 3 {
+		t.Errorf("the ledger is %q", n)
+	}
+	if turns := w.sessions.List("local", false); len(turns) != 1 || turns[0].ID != id(first) {
+		t.Errorf("the sessions are %+v", turns)
+	}
+	w.post(`{"model":"m","input":"x","previous_response_id":"`+id(third)+`",`+toolA+`}`, "X-Session-Id", "s").object(t)
+	if n := w.noted(); count(n, "open a") != 3 {
+		t.Errorf("the ledger is %q", n)
+	}
+}
+
 // X6: deleted is gone, also from those that run, which are cancelled.
 func TestDelete(t *testing.T) {
 	w := newWorld(t, nil)
