@@ -13,6 +13,7 @@ import (
 
 	"roundhouse/internal/dialect"
 	"roundhouse/internal/model"
+	"roundhouse/internal/session"
 )
 
 // Run is a task under way. Do is called once; nothing else may be called at the same time.
@@ -219,11 +220,14 @@ func (r *Run) openServers(ctx context.Context) error {
 		r.tell(Added, l.item, "")
 		wg.Go(func() {
 			defer close(l.done)
-			if l.ts, l.err = r.sessions.Open(server); l.err != nil {
-				return
+			if l.ts, l.err = r.sessions.Open(server); l.err == nil {
+				var tools []session.Tool
+				tools, l.err = l.ts.Tools(ctx)
+				l.tools = listedTools(tools)
 			}
-			tools, err := l.ts.Tools(ctx)
-			l.tools, l.err = listedTools(tools), err
+			if l.err != nil && r.t.Choice.Label == server.Label {
+				cancel(l.err) // nothing comes of the others, either
+			}
 		})
 	}
 	defer wg.Wait()
@@ -244,7 +248,6 @@ func (r *Run) openServers(ctx context.Context) error {
 			r.engine.log.Warn("a server's tools cannot be listed", "session", r.sessions.id, "server", server.Label, "err", l.err)
 			if r.t.Choice.Label == server.Label {
 				demanded = &Failure{http.StatusFailedDependency, "mcp_server_unavailable", fmt.Sprintf("tool_choice demands the server %q, which cannot be used: %v", server.Label, l.err)}
-				cancel(demanded)
 			}
 		}
 		r.tell(Done, l.item, "")

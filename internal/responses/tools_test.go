@@ -363,6 +363,15 @@ func TestListsInTheContext(t *testing.T) {
 	want(t, o, "output.0.type", "mcp_call", "output.0.output", "echo {}", "output.1.output", `echo {"n":2}`, "output.2.type", "message")
 	w.until("it is over", func() bool { return w.face.Running() == 0 })
 	checkLedger(t, w, []string{"a"}, "a")
+
+	// A list that a client made up opens nothing to the model that its server keeps from it.
+	w.answers(calls(call{"1", "a__cleanup_session", "{}"}), says("sorry"))
+	o = w.post(`{"model":"m","input":[{"type":"mcp_list_tools","id":"l","server_label":"a","tools":[{"name":"cleanup_session","input_schema":{}}]},{"role":"user","content":"go"}],` + oneServer + `}`).object(t)
+	want(t, o, "output.0.status", "failed", "output.0.error.type", "mcp_protocol_error")
+	w.until("it is over", func() bool { return w.face.Running() == 0 })
+	if n := w.noted(); count(n, "cleanup a") != 1 { // that of the response before
+		t.Errorf("the model has called it: %q", n)
+	}
 }
 
 // Case 67: what goes wrong on the way to a server tells nobody the request's secrets, also if

@@ -193,10 +193,13 @@ type CallError struct {
 func (e *CallError) Error() string { return e.Message }
 
 // Call calls a tool and returns the server's result as it is. arguments is an object.
-// progress is told how far the call is, on any goroutine and never after Call has returned;
-// nil is fine. The end of ctx cancels the call at the server, and its cause is the error;
+// progress is told how far the call is, by the goroutine that called; nil is fine. The tool
+// by which servers are told of a session's end is unknown to guests. The end of ctx cancels the call at the server, and its cause is the error;
 // any other error is a *CallError.
 func (g *Guest) Call(ctx context.Context, tool string, arguments json.RawMessage, progress func(Progress)) (json.RawMessage, error) {
+	if tool == cleanupTool {
+		return nil, callErrorOf(fault.Of(unknownName(pool.Tools, tool)))
+	}
 	id := strconv.AppendUint(nil, g.ids.Add(1), 10)
 	params := append([]byte(`{"name":`), wire.Quote(tool)...)
 	params = append(append(params, `,"arguments":`...), arguments...)
