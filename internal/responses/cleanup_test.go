@@ -113,6 +113,11 @@ func TestEveryEndCleansUpOnce(t *testing.T) {
 		used   []string
 		prep   func(w *world)
 	}{
+		{"before listing", func(w *world) []http.HandlerFunc { return []http.HandlerFunc{says("x")} }, "opening a, opening b, opening c", nil, nil, func(w *world) {
+			for _, s := range w.servers {
+				w.slow[s.Name] = make(chan struct{})
+			}
+		}},
 		{"while opening", func(w *world) []http.HandlerFunc { return []http.HandlerFunc{says("x")} }, "open a, open b, opening c", []string{"a", "b"}, nil, func(w *world) { w.slow["c"] = make(chan struct{}) }},
 		{"round 1", func(w *world) []http.HandlerFunc { return []http.HandlerFunc{waits(w)} }, "model waits", opened, nil, nil},
 		{"during a tool", func(w *world) []http.HandlerFunc {
@@ -355,4 +360,19 @@ func TestServersAreOpenedAtTheSameTime(t *testing.T) {
 		}
 	}()
 	want(t, w.post(`{"model":"m","input":"go",`+threeServers+`}`).object(t), "status", "completed")
+}
+
+// X3, B.6: a response in the background that is cancelled in the middle of a call cleans up
+// once, and its call is cancelled at the server.
+func TestACancelledResponseCleansUpOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.does("b.act", hanging(w))
+	w.answers(calls(call{"1", "a__echo", "{}"}, call{"2", "b__act", "{}"}), says("done"))
+	o := w.good("POST", "", `{"model":"m","input":"go","background":true,`+threeServers+`}`)
+	w.await("hangs")
+	want(t, w.good("POST", "/"+at(o, "id").(string)+"/cancel", ""), "status", "cancelled")
+	w.await("cancelled b")
+	w.until("it is over", func() bool { return w.face.Running() == 0 })
+	checkLedger(t, w, []string{"a", "b", "c"}, "a", "b")
 }
