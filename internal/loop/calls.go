@@ -332,8 +332,8 @@ func (r *Run) publish(p *pending) {
 
 // callApproved makes the calls that somebody has approved, before the model goes on.
 func (r *Run) callApproved(ctx context.Context) error {
-	if len(r.approved) == 0 {
-		return nil
+	if len(r.approved) == 0 || ctx.Err() != nil { // what is not begun can be approved again
+		return context.Cause(ctx)
 	}
 	var run []*pending
 	for _, request := range r.approved {

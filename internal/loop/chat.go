@@ -2,7 +2,6 @@ package loop
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -412,9 +411,9 @@ func (p *chatReader) keep(name string, value json.RawMessage) {
 	had := p.message.extra[name]
 	switch {
 	case len(had) > 1 && had[0] == '"' && value[0] == '"':
-		value = append(append(json.RawMessage{}, had[:len(had)-1]...), value[1:]...)
+		value = append(had[:len(had)-1], value[1:]...) // had is ours alone, and copying it for each piece would take long
 	case len(had) > 2 && had[0] == '[' && value[0] == '[' && len(value) > 2:
-		value = append(append(append(json.RawMessage{}, had[:len(had)-1]...), ','), value[1:]...)
+		value = append(append(had[:len(had)-1], ','), value[1:]...)
 	}
 	p.message.extra[name] = value
 }
@@ -467,7 +466,7 @@ func (p *chatReader) piece(index *int, id, name string) *chatPiece {
 			if id == k.id {
 				return k
 			}
-		case name != "" && k.call.name != "" && json.Valid([]byte(k.call.arguments.String())) && (index == nil || name != k.call.name):
+		case name != "" && k.call.name != "" && (index == nil || name != k.call.name) && json.Valid([]byte(k.call.arguments.String())):
 			return p.newPiece(index, id)
 		default:
 			if k.id == "" {
@@ -503,10 +502,24 @@ func (p *chatReader) said() *chatMessage {
 		}
 		m.ToolCalls = append(m.ToolCalls, chatCall{
 			ID: k.call.id, Type: "function", extra: k.extra,
-			Function: chatFunction{k.call.name, cmp.Or(k.call.arguments.String(), "{}")},
+			Function: chatFunction{k.call.name, callArguments(k.call.arguments.String())},
 		})
 	}
 	return m
+}
+
+// callArguments are the arguments of a call as the model is reminded of them: as it wrote
+// them, unless they are no JSON object, since engines that read them refuse the whole
+// request then, and the model could never mend its call (B.5.5).
+func callArguments(written string) string {
+	raw := bytes.TrimSpace([]byte(written))
+	switch {
+	case len(raw) == 0:
+		return "{}"
+	case raw[0] != '{' || !json.Valid(raw):
+		return string(object("invalid", text(written)))
+	}
+	return written
 }
 
 // check implements speaker.

@@ -9,10 +9,11 @@ import (
 // of them as they grow. Where the pieces come from is the speaker's business.
 type composer struct {
 	r       *Run
-	open    *Item        // the message or reasoning that grows, nil if none does
-	calls   []*modelCall // in the order in which they began
-	dropped int          // calls beyond the first of a serial turn
-	finish  string       // StatusCompleted, or MaxTokens or ContentFilter; "" while the model has not ended
+	open    *Item              // the message or reasoning that grows, nil if none does
+	growing [3]strings.Builder // its text, refusal and thoughts, since adding each piece to a string would copy all before it
+	calls   []*modelCall       // in the order in which they began
+	dropped int                // calls beyond the first of a serial turn
+	finish  string             // StatusCompleted, or MaxTokens or ContentFilter; "" while the model has not ended
 	usage   Usage
 }
 
@@ -45,14 +46,15 @@ func (c *composer) say(of ItemType, kind Kind, delta string) {
 		c.open = c.r.begin(of)
 		c.r.tell(Added, c.open, "")
 	}
+	text, grows := &c.open.Text, &c.growing[0]
 	switch kind {
-	case Text:
-		c.open.Text += delta
 	case Refusal:
-		c.open.Refusal += delta
-	default:
-		c.open.Thoughts += delta
+		text, grows = &c.open.Refusal, &c.growing[1]
+	case Reasoning:
+		text, grows = &c.open.Thoughts, &c.growing[2]
 	}
+	grows.WriteString(delta)
+	*text = grows.String()
 	c.r.tell(kind, c.open, delta)
 }
 
@@ -72,6 +74,7 @@ func (c *composer) close(status string) {
 		c.open.Status = status
 		c.r.tell(Done, c.open, "")
 		c.open = nil
+		c.growing = [3]strings.Builder{}
 	}
 }
 

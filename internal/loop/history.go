@@ -138,7 +138,7 @@ func (h *chatHistory) assistant() *chatMessage {
 
 func (h *chatHistory) call(id, name, arguments string) {
 	m := h.assistant()
-	m.ToolCalls = append(m.ToolCalls, chatCall{ID: id, Type: "function", Function: chatFunction{name, arguments}})
+	m.ToolCalls = append(m.ToolCalls, chatCall{ID: id, Type: "function", Function: chatFunction{name, callArguments(arguments)}})
 }
 
 func (h *chatHistory) result(id, output string) {

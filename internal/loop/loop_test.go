@@ -143,7 +143,7 @@ func TestPiecesOfCalls(t *testing.T) {
 		calls  string
 	}{
 		"one after the other":          {[]string{piece(`{"index":0,"id":"1","function":{"name":"f","arguments":"{\"a\""}}`), piece(`{"index":0,"function":{"arguments":":1}"}}`), piece(`{"index":1,"id":"2","function":{"name":"g","arguments":"{}"}}`)}, `1 f {"a":1} 2 g {}`},
-		"interleaved":                  {[]string{piece(`{"index":0,"id":"1","function":{"name":"f","arguments":"{"}},{"index":1,"id":"2","function":{"name":"g","arguments":"["}}`), piece(`{"index":1,"function":{"arguments":"]"}},{"index":0,"function":{"arguments":"}"}}`)}, `1 f {} 2 g []`},
+		"interleaved":                  {[]string{piece(`{"index":0,"id":"1","function":{"name":"f","arguments":"{"}},{"index":1,"id":"2","function":{"name":"g","arguments":"{ "}}`), piece(`{"index":1,"function":{"arguments":"}"}},{"index":0,"function":{"arguments":"}"}}`)}, `1 f {} 2 g { }`},
 		"all at index 0":               {[]string{piece(`{"index":0,"id":"1","function":{"name":"f","arguments":"{}"}}`), piece(`{"index":0,"id":"2","function":{"name":"f","arguments":"{}"}}`)}, `1 f {} 2 f {}`},
 		"without index and id":         {[]string{piece(`{"function":{"name":"f","arguments":"{}"}}`), piece(`{"function":{"name":"g","arguments":"{}"}}`)}, `? f {} ? g {}`},
 		"a name in pieces":             {[]string{piece(`{"index":0,"id":"1","function":{"name":"lo"}}`), piece(`{"index":0,"function":{"name":"ng"}}`), piece(`{"index":0,"function":{"arguments":"{}"}}`)}, `1 long {}`},

@@ -191,7 +191,8 @@ func (u *Usage) add(v Usage) {
 	u.Reasoning += v.Reasoning
 }
 
-// openServers opens the servers and tells what each lists, all at the same time. A server
+// openServers opens the servers and tells which tools each lists that are allowed, all at
+// the same time. A server
 // that cannot be opened has a list with an error, unless the choice demands it: then what
 // was opened is closed with the run, and nothing is asked (X2).
 func (r *Run) openServers(ctx context.Context) error {
@@ -210,8 +211,8 @@ func (r *Run) openServers(ctx context.Context) error {
 		server := &r.t.Servers[i]
 		l := &listing{done: make(chan struct{})}
 		list[i] = l
-		if known, ok := r.listed[server.Label]; ok { // it is in the context, and opened when it is used
-			l.tools = known
+		if known, ok := r.listed[server.Label]; ok && server.Allowed.coveredBy(known) { // it is in the context, and opened when it is used
+			l.tools = server.Allowed.allowed(known)
 			close(l.done)
 			continue
 		}
@@ -223,7 +224,7 @@ func (r *Run) openServers(ctx context.Context) error {
 			if l.ts, l.err = r.sessions.Open(server); l.err == nil {
 				var tools []session.Tool
 				tools, l.err = l.ts.Tools(ctx)
-				l.tools = listedTools(tools)
+				l.tools = server.Allowed.allowed(listedTools(tools))
 			}
 			if l.err != nil && r.t.Choice.Label == server.Label {
 				cancel(l.err) // nothing comes of the others, either
@@ -357,12 +358,15 @@ func failureOf(err error) *Failure {
 // readInput finds in the input what concerns servers: lists, and requests for approval with
 // their answers (B.5.8).
 func (r *Run) readInput() error {
+	items := make([]*inputItem, len(r.t.Input))
 	answered := map[string]bool{}
+	called := map[string]int{} // where the last call stands that a request has led to, by its id
 	for i, raw := range r.t.Input {
 		it, err := readItem(raw)
 		if err != nil {
 			return fmt.Errorf("input[%d]: %w", i, err)
 		}
+		items[i] = it
 		switch it.Type {
 		case string(ToolList):
 			if len(it.Error) == 0 || string(it.Error) == "null" {
@@ -375,13 +379,12 @@ func (r *Run) readInput() error {
 			r.asked[it.ID] = it
 		case string(ToolCall):
 			if it.RequestID != "" {
-				answered[it.RequestID] = true
+				answered[it.RequestID], called[it.RequestID] = true, i
 			}
 		}
 	}
-	for i, raw := range r.t.Input {
-		it, err := readItem(raw)
-		if err != nil || it.Type != "mcp_approval_response" {
+	for i, it := range items {
+		if it.Type != "mcp_approval_response" {
 			continue
 		}
 		request := r.asked[it.RequestID]
@@ -390,10 +393,7 @@ func (r *Run) readInput() error {
 			return fmt.Errorf("input[%d]: an mcp_approval_response needs \"approve\"", i)
 		case request == nil:
 			return fmt.Errorf("input[%d]: no request for approval has the id %q", i, it.RequestID)
-		case answered[it.RequestID] && slices.ContainsFunc(r.t.Input[i+1:], func(later json.RawMessage) bool {
-			x, err := readItem(later)
-			return err == nil && x.Type == string(ToolCall) && x.RequestID == it.RequestID
-		}):
+		case called[it.RequestID] > i:
 			continue // it is history
 		case answered[it.RequestID]:
 			return fmt.Errorf("input[%d]: the request for approval %q was answered already", i, it.RequestID)

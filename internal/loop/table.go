@@ -80,16 +80,27 @@ func (t *table) addFunctions(functions []Function) {
 	}
 }
 
-// addServer adds those of a server's tools that are allowed, and returns how many.
-func (t *table) addServer(s *Server, listed []ListedTool) (n int) {
-	for _, l := range listed {
-		if s.Allowed != nil && !s.Allowed.chooses(&l) {
-			continue
-		}
+// addServer adds a server's tools, all of which are allowed.
+func (t *table) addServer(s *Server, allowed []ListedTool) {
+	for _, l := range allowed {
 		t.add(&tool{name: session.PublicName(s.Label, l.Name), server: s, listed: l, approval: s.Approval.wants(&l)})
-		n++
 	}
-	return n
+}
+
+// allowed returns those of a server's tools that a filter lets through; a nil one lets all.
+func (f *Filter) allowed(tools []ListedTool) []ListedTool {
+	if f == nil {
+		return tools
+	}
+	return slices.DeleteFunc(slices.Clone(tools), func(t ListedTool) bool { return !f.chooses(&t) })
+}
+
+// coveredBy reports whether a list can hold all that a filter names. One that was made under
+// another filter need not.
+func (f *Filter) coveredBy(tools []ListedTool) bool {
+	return f == nil || !slices.ContainsFunc(f.Names, func(name string) bool {
+		return !slices.ContainsFunc(tools, func(t ListedTool) bool { return t.Name == name })
+	})
 }
 
 // add adds a tool, unless one of its name is there: the caller's functions come first.
@@ -162,7 +173,7 @@ func listedTools(tools []session.Tool) []ListedTool {
 	return list
 }
 
-// demanded returns what the choice demands of servers, in words, if that is not there.
+// missing returns what the choice demands of servers, in words, if that is not there.
 func (t *table) missing(c *Choice) *Failure {
 	switch {
 	case c.Label != "" && c.Name != "" && t.of(c.Label, c.Name) == nil:

@@ -106,6 +106,50 @@ func TestApprovalsThatDoNotCount(t *testing.T) {
 	}
 }
 
+// B.5.8: what was approved can be approved again if the response fails before the call is
+// made, but not after it.
+func TestApprovalsOfResponsesThatFail(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__act", `{}`}))
+	o := w.post(`{"model":"m","input":"go",` + asking + `}`).object(t)
+	yes := map[string]any{"type": "mcp_approval_response", "approval_request_id": at(o, "output.1.id"), "approve": true}
+	w.mu.Lock()
+	w.broken["b"] = errBroken
+	w.mu.Unlock()
+	demanding := `"tools":[{"type":"mcp","server_label":"a"},{"type":"mcp","server_label":"b"}],"tool_choice":{"type":"mcp","server_label":"b"}`
+	if g := w.post(`{"model":"m","input":` + again(t, o, yes) + `,` + demanding + `}`); g.status != http.StatusFailedDependency {
+		t.Fatalf("%d %s", g.status, g.body)
+	}
+	w.answers(fails(400, `{"error":{"message":"no"}}`))
+	want(t, w.post(`{"model":"m","input":`+again(t, o, yes)+`,`+asking+`}`).object(t), "status", "failed", "output.0.type", "mcp_call", "output.0.status", "completed")
+	w.answers(says("done"))
+	if g := w.post(`{"model":"m","input":` + again(t, o, yes) + `,` + asking + `}`); g.status != http.StatusBadRequest {
+		t.Errorf("%d %s", g.status, g.body)
+	}
+	if n := w.noted(); count(n, "call a.act") != 1 {
+		t.Errorf("the ledger is %q", n)
+	}
+}
+
+// B.1: a list has what allowed_tools lets through, and what another request allows besides is
+// listed when that comes.
+func TestListsOfAllowedTools(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.answers(says("one"))
+	entry := func(allowed string) string {
+		return `"tools":[{"type":"mcp","server_label":"a","require_approval":"never","allowed_tools":` + allowed + `}]`
+	}
+	o := w.post(`{"model":"m","input":"go",` + entry(`["act"]`) + `}`).object(t)
+	want(t, o, "output.0.tools.0.name", "act", "output.0.tools.1", nil)
+	same := w.post(`{"model":"m","input":` + again(t, o) + `,` + entry(`{"tool_names":["act"]}`) + `}`).object(t)
+	want(t, same, "output.0.type", "message")
+	w.answers(calls(call{"c1", "a__echo", `{}`}), says("two"))
+	more := w.post(`{"model":"m","input":` + again(t, o) + `,` + entry(`["act","echo"]`) + `}`).object(t)
+	want(t, more, "output.0.type", "mcp_list_tools", "output.0.tools.0.name", "echo", "output.0.tools.1.name", "act", "output.1.type", "mcp_call", "output.1.output", "echo {}")
+}
+
 // B.5.8: which calls wait is said by filters, and others of the same turn are made.
 func TestWhichCallsWaitForApproval(t *testing.T) {
 	t.Parallel()
