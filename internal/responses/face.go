@@ -303,6 +303,7 @@ func (x *exchange) begin(req *request) (*run, error) {
 		}
 	}
 	if err != nil {
+		x.forgetApprovals(r, work.Answers())
 		cancel(nil)
 		x.leave(r)
 		return nil, err
@@ -338,7 +339,12 @@ func (f *Face) leave(r *run) {
 func (f *Face) work(ctx context.Context, r *run, work *loop.Run) {
 	r.become(statusInProgress, nil)
 	t := &teller{r: r, parts: map[int]*part{}}
-	outcome := work.Do(ctx, t.observe)
+	outcome := work.Do(ctx, func(e loop.Event) {
+		if e.Kind == loop.Ended && (e.Outcome.Status == loop.Failed || e.Outcome.Status == loop.Cancelled) {
+			f.forgetApprovals(r, unused(work.Answers(), e.Outcome.Output))
+		}
+		t.observe(e)
+	})
 	f.metrics.ended.WithLabelValues(string(outcome.Status)).Inc()
 	close(r.ended)
 }

@@ -244,6 +244,25 @@ func (f *Face) answerApprovals(ctx context.Context, r *run, requests []string) e
 	return nil
 }
 
+// forgetApprovals takes back what answerApprovals has said of these requests, so that they
+// can be answered once more: what was asked for has not been done.
+func (f *Face) forgetApprovals(r *run, requests []string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), saveTimeout)
+	defer cancel()
+	for _, id := range requests {
+		if err := f.cfg.Store.ForgetApproval(ctx, r.principal, id, r.id); err != nil {
+			f.log.Error("a request for approval stays answered, though nothing has come of that", "request", id, "response", r.id, "err", err)
+		}
+	}
+}
+
+// unused returns those of the requests for approval for which no call was begun.
+func unused(requests []string, output []loop.Item) []string {
+	return slices.DeleteFunc(slices.Clone(requests), func(id string) bool {
+		return slices.ContainsFunc(output, func(it loop.Item) bool { return it.Type == loop.ToolCall && it.Approval == id })
+	})
+}
+
 // errRestart is what failed a response that an earlier daemon had under way.
 var errRestart = objectError{Code: "server_error", Message: "roundhouse ended before the response did"}
 

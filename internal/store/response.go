@@ -85,6 +85,15 @@ func (s *Store) AnswerApproval(ctx context.Context, principal, request, response
 	})
 }
 
+// ForgetApproval takes back that the response has answered a request for approval. What
+// another one has answered stays so.
+func (s *Store) ForgetApproval(ctx context.Context, principal, request, response string) error {
+	return s.submit(ctx, fmt.Sprintf("take back the answer to the request for approval %q", request), 0, func(c *conn) error {
+		_, err := c.change(forgetApproval, principal, request, response)
+		return err
+	})
+}
+
 // ResponseLimits say which responses may stay. Those that have not ended always may.
 type ResponseLimits struct {
 	Age       time.Duration // since they were created; 0 is for ever. Approvals go with the same age

@@ -90,6 +90,7 @@ SELECT created FROM (SELECT created, sum(coalesce(length(body), 0) + coalesce(le
 WHERE used > ? ORDER BY created DESC LIMIT 1`
 	findApproval   = `SELECT response FROM approvals WHERE principal = ? AND id = ?`
 	insertApproval = `INSERT INTO approvals (principal, id, response, answered) VALUES (?, ?, ?, ?)`
+	forgetApproval = `DELETE FROM approvals WHERE principal = ? AND id = ? AND response = ?`
 	dropApprovals  = `DELETE FROM approvals WHERE rowid IN (SELECT rowid FROM approvals WHERE answered < ? LIMIT ?)`
 
 	hideSession = `UPDATE sessions SET deleted = 1 WHERE key = ?`
