@@ -3,6 +3,7 @@ package responses_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -192,11 +193,18 @@ func TestEveryEndCleansUpOnce(t *testing.T) {
 // closed, and nobody is asked or cleaned up.
 func TestADemandedServerThatDoesNotOpenClosesAll(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(w *world) { w.broken["b"] = errBroken })
+	w := newWorld(t, func(w *world) {
+		w.broken["b"] = errBroken
+		w.slow["c"] = make(chan struct{}) // for ever: nobody waits for it
+		w.servers[2].StartTimeout = time.Hour
+	})
 	w.answers(says("x"))
-	g := w.post(`{"model":"m","input":"go","tool_choice":{"type":"mcp","server_label":"b"},` + threeServers + `}`)
-	if g.status != http.StatusFailedDependency || !strings.Contains(g.body, `server \"b\"`) {
-		t.Errorf("%d %s", g.status, g.body)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	resp := w.send(ctx, `{"model":"m","input":"go","tool_choice":{"type":"mcp","server_label":"b"},`+threeServers+`}`)
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusFailedDependency || !strings.Contains(string(body), `server \"b\"`) {
+		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	w.until("it is over", func() bool { return w.face.Running() == 0 })
 	var opened []string // those that were still being opened when the other failed need not have been

@@ -91,6 +91,18 @@ func TestMoreOfAnUpstreamOfTheSameAPI(t *testing.T) {
 	want(t, w.prompts()[1], "input.2.type", "function_call_output", "input.3.content.1.type", "input_image", "input.3.content.1.image_url", "data:image/png;base64,AAAA")
 }
 
+// B.5.4: of such an upstream, too, only the first call counts where one is wanted.
+func TestOneCallATurnOfAnUpstreamOfTheSameAPI(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+	w.answers(peerSays(`{"type":"function_call","id":"1","call_id":"c1","name":"a__echo","arguments":"{}"}`, `{"type":"function_call","id":"2","call_id":"c2","name":"a__act","arguments":"{}"}`),
+		peerSays(`{"type":"message","id":"m","role":"assistant","content":[{"type":"output_text","text":"done"}]}`))
+	o := w.post(`{"model":"m","input":"go","parallel_tool_calls":false,` + oneServer + `}`).object(t)
+	want(t, o, "status", "completed", "output.1.name", "echo", "output.2.type", "message")
+	want(t, w.prompts()[0], "parallel_tool_calls", false)
+	want(t, w.prompts()[1], "input.1.call_id", "c1", "input.2.type", "function_call_output", "input.3", nil)
+}
+
 // A.7: how such an upstream tells of its failures.
 func TestFailuresOfAnUpstreamOfTheSameAPI(t *testing.T) {
 	t.Parallel()

@@ -139,6 +139,22 @@ func TestCallsOfAnInstanceComeOneAfterTheOther(t *testing.T) {
 	}
 }
 
+// A6: where nobody named the session, a model's arguments are the tool's all the same: which
+// session a response belongs to is never theirs to say.
+func TestArgumentsDoNotNameTheSession(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(w *world) {
+		s := w.servers[0]
+		s.Sharing, s.Instances = config.Exclusive, config.Instances{Max: 1, IdleTimeout: time.Minute, MaxWait: patience, OnRelease: config.ReleaseDestroy}
+	})
+	w.answers(calls(call{"1", "a__echo", `{"session_id":"other"}`}), says("done"))
+	o := w.post(`{"model":"m","input":"go",` + oneServer + `}`).object(t)
+	want(t, o, "output.1.output", `echo {"session_id":"other"}`)
+	if strings.Contains(fmt.Sprint(w.prompts()[0]["tools"]), "session_id") {
+		t.Errorf("the model is told of it: %v", w.prompts()[0]["tools"])
+	}
+}
+
 // tool_choice decides the first turn: among all, one server's tools, one tool or one function.
 func TestToolChoice(t *testing.T) {
 	t.Parallel()
