@@ -227,11 +227,12 @@ func TestCounts(t *testing.T) {
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			name := f.GetName()
+			var name strings.Builder
+			name.WriteString(f.GetName())
 			for _, l := range m.GetLabel() {
-				name += " " + l.GetValue()
+				name.WriteString(" " + l.GetValue())
 			}
-			got[strings.TrimPrefix(name, "roundhouse_loop_")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			got[strings.TrimPrefix(name.String(), "roundhouse_loop_")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
 		}
 	}
 	for name, n := range map[string]float64{"running": 0, "runs_total completed": 1, "runs_total failed": 0, "rounds_total": 2, "tool_calls_total completed": 1, "tool_calls_total failed": 1} {
