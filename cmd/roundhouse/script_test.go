@@ -223,19 +223,6 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 	}
 }
 
-// STYLE 20: the table of commands in the README is that of the program.
-func TestReadmeNamesEveryCommand(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, cmd := range newRoot().Commands() {
-		if name := "`roundhouse " + cmd.Name(); cmd.IsAvailableCommand() && cmd.Name() != "help" && !strings.Contains(string(readme), name) {
-			t.Errorf("the README does not say %s", name)
-		}
-	}
-}
-
 type (
 	servedKey  struct{}
 	watchedKey struct{}

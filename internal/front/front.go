@@ -83,7 +83,8 @@ type Front struct {
 	// Constant once requests are served.
 	mux    *http.ServeMux // every handler in it is a *route
 	exempt *http.ServeMux // matches what passes while draining; every handler in it is a pass
-	roots  []string       // first path segments of the routes, sorted
+	routes []string       // the patterns in mux, in the order in which they were added
+	roots  []string       // their first path segments, sorted
 
 	access   atomic.Pointer[access]
 	draining atomic.Pointer[fault.Error] // the answer to new requests, or nil
@@ -196,8 +197,12 @@ func (f *Front) HandleOpen(pattern string, h http.HandlerFunc) {
 	f.add(pattern, &route{front: f, open: h})
 }
 
+// Patterns lists the routes as they were added, for documentation and tests.
+func (f *Front) Patterns() []string { return slices.Clone(f.routes) }
+
 func (f *Front) add(pattern string, rt *route) {
 	f.mux.Handle(pattern, rt)
+	f.routes = append(f.routes, pattern)
 	path := pattern[strings.IndexByte(pattern, '/')+1:]
 	root, _, _ := strings.Cut(path, "/")
 	if strings.HasPrefix(root, "{") {
