@@ -59,7 +59,7 @@ func TestDefaults(t *testing.T) {
 		Store:     "/home/me/.local/state/roundhouse/roundhouse.db",
 		LLM: config.LLM{
 			Record:    config.Record{Policy: config.RecordObserve, Unnamed: config.RecordOff, ClientGone: config.ClientGoneAuto},
-			Responses: config.Responses{Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, MaxResult: 1 << 20, ToolSessions: config.ToolSessionsSession, Retention: config.ResponseRetention{Age: 720 * time.Hour, Events: 24 * time.Hour, Size: 1 << 30}},
+			Responses: config.Responses{Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, Background: 100, MaxResult: 1 << 20, ToolSessions: config.ToolSessionsSession, Retention: config.ResponseRetention{Age: 720 * time.Hour, Events: 24 * time.Hour, Size: 1 << 30}},
 			MaxBody:   256 << 20, MaxQueued: 512 << 20,
 		},
 	}

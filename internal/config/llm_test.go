@@ -55,12 +55,12 @@ func TestUpstreamsThatMakeNoSense(t *testing.T) {
 // X9: the limits of responses, and how long their tool sessions are kept.
 func TestLimitsOfResponses(t *testing.T) {
 	c, err := parse(t, `{"llm": {"upstreams": {"a": {"baseURL": "http://a.example"}}, "responses": {
-		"rounds": 5, "maxImages": 0, "callTimeout": "2m", "parallel": 1, "maxResult": "64KiB", "toolSessions": "request",
+		"rounds": 5, "maxImages": 0, "callTimeout": "2m", "parallel": 1, "background": 2, "maxResult": "64KiB", "toolSessions": "request",
 		"retention": {"age": "0s", "events": "1h", "size": "2GiB"}}}}`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := config.Responses{Rounds: 5, CallTimeout: 2 * time.Minute, Parallel: 1, MaxResult: 64 << 10, ToolSessions: config.ToolSessionsRequest, Retention: config.ResponseRetention{Events: time.Hour, Size: 2 << 30}}
+	want := config.Responses{Rounds: 5, CallTimeout: 2 * time.Minute, Parallel: 1, Background: 2, MaxResult: 64 << 10, ToolSessions: config.ToolSessionsRequest, Retention: config.ResponseRetention{Events: time.Hour, Size: 2 << 30}}
 	if !reflect.DeepEqual(c.LLM.Responses, want) {
 		t.Errorf("got %+v", c.LLM.Responses)
 	}

@@ -21,6 +21,7 @@ type Responses struct {
 	MaxImages    int           // pictures of tools that the model is shown, the newest; 3
 	CallTimeout  time.Duration // of one tool call; each sign of progress gives it as long again, up to four times that; 60 s
 	Parallel     int           // tool calls of one response at the same time; 16
+	Background   int           // responses in the background at the same time; 100
 	MaxResult    int64         // bytes of the text of one tool's result; the rest is cut; 1 MiB
 	ToolSessions ToolSessions
 	Retention    ResponseRetention
@@ -45,7 +46,7 @@ const (
 
 func defaultResponses() Responses {
 	return Responses{
-		Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, MaxResult: 1 << 20, ToolSessions: ToolSessionsSession,
+		Rounds: 32, MaxImages: 3, CallTimeout: time.Minute, Parallel: 16, Background: 100, MaxResult: 1 << 20, ToolSessions: ToolSessionsSession,
 		Retention: ResponseRetention{Age: 30 * 24 * time.Hour, Events: 24 * time.Hour, Size: 1 << 30},
 	}
 }
@@ -79,6 +80,10 @@ var responsesSection = section[document]{object: object[document]{fields: []fiel
 	name: "parallel",
 	doc:  "How many tools of one response are called at the same time.",
 	kind: count[document]{at: func(d *document) *int { return &d.LLM.Responses.Parallel }},
+}, {
+	name: "background",
+	doc:  "How many responses may be under way in the background at the same time; more are refused with the status 429.",
+	kind: count[document]{at: func(d *document) *int { return &d.LLM.Responses.Background }},
 }, {
 	name: "maxResult",
 	doc:  "How much of the text of a tool's result the model and the client get: a number of bytes, or a size such as \"1MiB\". The rest is cut, and that is said.",

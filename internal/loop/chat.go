@@ -158,7 +158,7 @@ func (c *chat) turn(ctx context.Context, co *composer, first bool) error {
 	c.history.flush()
 	body, err := c.request(first)
 	if err != nil {
-		return &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+		return &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
 	answer, err := c.r.call(ctx, dialect.Chat, "/v1/chat/completions", body)
 	if err != nil {
@@ -293,7 +293,7 @@ func (p *chatReader) stream(answer io.Reader) error {
 	}
 }
 
-var errCut = &Failure{http.StatusBadGateway, "upstream_error", "the model's answer broke off"}
+var errCut = &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer broke off"}
 
 func (p *chatReader) whole(answer io.Reader) error {
 	body, err := io.ReadAll(answer)
@@ -316,7 +316,7 @@ func (p *chatReader) whole(answer io.Reader) error {
 func (p *chatReader) take(data []byte) error {
 	var chunk chatChunk
 	if err := json.Unmarshal(data, &chunk); err != nil {
-		return &Failure{http.StatusBadGateway, "upstream_error", "the model's answer cannot be read: " + err.Error()}
+		return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer cannot be read: " + err.Error()}
 	}
 	if len(chunk.Error) > 0 && string(chunk.Error) != "null" {
 		return upstreamFailure(http.StatusBadGateway, data)
@@ -355,7 +355,7 @@ func (p *chatReader) finish(reason string) error {
 	case "content_filter":
 		p.co.end(ContentFilter)
 	default:
-		return &Failure{http.StatusBadGateway, "upstream_error", fmt.Sprintf("the model's answer ended with finish_reason %q", reason)}
+		return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: fmt.Sprintf("the model's answer ended with finish_reason %q", reason)}
 	}
 	return nil
 }
@@ -390,7 +390,7 @@ func (p *chatReader) delta(members map[string]json.RawMessage) error {
 	var calls []map[string]json.RawMessage
 	if raw := members["tool_calls"]; len(raw) > 0 {
 		if err := json.Unmarshal(raw, &calls); err != nil {
-			return &Failure{http.StatusBadGateway, "upstream_error", "the model's calls cannot be read: " + err.Error()}
+			return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's calls cannot be read: " + err.Error()}
 		}
 	}
 	for _, piece := range calls {

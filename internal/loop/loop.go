@@ -17,6 +17,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/event"
@@ -184,6 +185,8 @@ type Failure struct {
 	Status  int    // of HTTP
 	Code    string // a word for programs
 	Message string
+	// RetryAfter is when to try again, 0 to leave that to the caller.
+	RetryAfter time.Duration
 }
 
 // Error returns the message.
@@ -196,6 +199,13 @@ type Usage struct {
 
 // ErrCancelled is the cause of a context by which the caller cancels a run.
 var ErrCancelled = errors.New("the response was cancelled")
+
+// Enough is the cause of a context by which the caller ends a run that is incomplete then;
+// it is the reason.
+type Enough string
+
+// Error returns the reason.
+func (e Enough) Error() string { return string(e) }
 
 // Prepare reads a task. Nothing is opened or asked yet. The error is a *Failure.
 func (e *Engine) Prepare(t Task) (*Run, error) { return newRun(e, &t) }

@@ -163,7 +163,7 @@ func (p *peer) request(first bool) ([]byte, error) {
 func (p *peer) turn(ctx context.Context, co *composer, first bool) error {
 	body, err := p.request(first)
 	if err != nil {
-		return &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+		return &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
 	answer, err := p.r.call(ctx, dialect.Responses, "/v1/responses", body)
 	if err != nil {
@@ -245,7 +245,7 @@ func (p *peerReader) stream(answer io.Reader) error {
 		}
 		var v peerEvent
 		if err := json.Unmarshal(data, &v); err != nil {
-			return &Failure{http.StatusBadGateway, "upstream_error", "the model's answer cannot be read: " + err.Error()}
+			return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer cannot be read: " + err.Error()}
 		}
 		if err := p.take(&v, data); err != nil {
 			return err
@@ -263,7 +263,7 @@ func (p *peerReader) whole(answer io.Reader) error {
 	}
 	var v peerResponse
 	if err := json.Unmarshal(body, &v); err != nil {
-		return &Failure{http.StatusBadGateway, "upstream_error", "the model's answer cannot be read: " + err.Error()}
+		return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer cannot be read: " + err.Error()}
 	}
 	for i, item := range v.Output {
 		p.added(i, item)
@@ -299,7 +299,7 @@ func (p *peerReader) take(e *peerEvent, data []byte) error {
 		if e.Message == "" {
 			return upstreamFailure(http.StatusBadGateway, data)
 		}
-		return &Failure{http.StatusBadGateway, e.Code, e.Message}
+		return &Failure{Status: http.StatusBadGateway, Code: e.Code, Message: e.Message}
 	}
 	return nil
 }

@@ -9,7 +9,9 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
+	"time"
 
 	"roundhouse/internal/dialect"
 	"roundhouse/internal/model"
@@ -67,7 +69,7 @@ func newRun(e *Engine, t *Task) (*Run, error) {
 	}
 	r := &Run{engine: e, t: t, upstream: u, open: map[string]*toolSession{}, tools: newTable(), listed: map[string][]ListedTool{}, asked: map[string]*inputItem{}}
 	if err := r.readInput(); err != nil {
-		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+		return nil, &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
 	if u.SpeaksResponses() {
 		r.speaker = newPeer(r)
@@ -76,11 +78,11 @@ func newRun(e *Engine, t *Task) (*Run, error) {
 	}
 	for i, raw := range t.Input {
 		if err := r.speaker.remind(raw); err != nil {
-			return nil, &Failure{http.StatusBadRequest, "invalid_request_error", fmt.Sprintf("input[%d]: %v", i, err)}
+			return nil, &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: fmt.Sprintf("input[%d]: %v", i, err)}
 		}
 	}
 	if err := r.speaker.check(); err != nil {
-		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+		return nil, &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
 	r.sessions = newToolSessions(e, t)
 	return r, nil
@@ -152,6 +154,9 @@ func (r *Run) broken(ctx context.Context, err error) Outcome {
 	}
 	if errors.Is(err, ErrCancelled) {
 		return Outcome{Status: Cancelled}
+	}
+	if reason, ok := errors.AsType[Enough](err); ok {
+		return Outcome{Status: Incomplete, Reason: string(reason)}
 	}
 	return Outcome{Status: Failed, Err: failureOf(err)}
 }
@@ -248,7 +253,7 @@ func (r *Run) openServers(ctx context.Context) error {
 			l.item.ListError = l.err.Error()
 			r.engine.log.Warn("a server's tools cannot be listed", "session", r.sessions.id, "server", server.Label, "err", l.err)
 			if r.t.Choice.Label == server.Label {
-				demanded = &Failure{http.StatusFailedDependency, "mcp_server_unavailable", fmt.Sprintf("tool_choice demands the server %q, which cannot be used: %v", server.Label, l.err)}
+				demanded = &Failure{Status: http.StatusFailedDependency, Code: "mcp_server_unavailable", Message: fmt.Sprintf("tool_choice demands the server %q, which cannot be used: %v", server.Label, l.err)}
 			}
 		}
 		r.tell(Done, l.item, "")
@@ -265,7 +270,7 @@ func (r *Run) openServers(ctx context.Context) error {
 func (r *Run) call(ctx context.Context, api dialect.API, path string, body []byte) (*model.Answer, error) {
 	request, err := dialect.ParseRequest(api, body)
 	if err != nil {
-		return nil, &Failure{http.StatusBadRequest, "invalid_request_error", err.Error()}
+		return nil, &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
 	answer, err := r.engine.cfg.Models.Do(ctx, model.Call{
 		Principal: r.t.Principal, Session: r.t.Session, Policy: r.t.Policy, API: api, Path: path, Header: upstreamHeader(r.t.Header), Body: body, Request: request,
@@ -281,7 +286,11 @@ func (r *Run) call(ctx context.Context, api dialect.API, path string, body []byt
 	if err != nil && len(said) == 0 {
 		return nil, err
 	}
-	return nil, upstreamFailure(answer.Status, said)
+	f := upstreamFailure(answer.Status, said)
+	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && seconds > 0 {
+		f.RetryAfter = min(time.Duration(seconds), 24*60*60) * time.Second
+	}
+	return nil, f
 }
 
 // dropped are headers of a caller that are about its own request rather than about the
@@ -315,7 +324,7 @@ func upstreamFailure(status int, said []byte) *Failure {
 		} `json:"error"`
 		Message string `json:"message"`
 	}
-	f := &Failure{status, "upstream_error", fmt.Sprintf("the model's upstream answered %d", status)}
+	f := &Failure{Status: status, Code: "upstream_error", Message: fmt.Sprintf("the model's upstream answered %d", status)}
 	if json.Unmarshal(said, &v) != nil {
 		if said = bytes.TrimSpace(said); len(said) > 0 && len(said) < 1000 {
 			f.Message += ": " + string(said)
@@ -350,9 +359,9 @@ func failureOf(err error) *Failure {
 				code = "invalid_request_error"
 			}
 		}
-		return &Failure{e.Failure.Status, code, e.Failure.Message}
+		return &Failure{Status: e.Failure.Status, Code: code, Message: e.Failure.Message, RetryAfter: e.Failure.RetryAfter}
 	}
-	return &Failure{http.StatusInternalServerError, "server_error", err.Error()}
+	return &Failure{Status: http.StatusInternalServerError, Code: "server_error", Message: err.Error()}
 }
 
 // readInput finds in the input what concerns servers: lists, and requests for approval with

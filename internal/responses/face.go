@@ -61,9 +61,10 @@ type Face struct {
 
 	wg sync.WaitGroup // of the runs; added to with mu held and closed unset
 
-	mu     sync.Mutex
-	closed bool
-	runs   map[string]*run // those under way
+	mu         sync.Mutex
+	closed     bool
+	runs       map[string]*run // those under way
+	background int             // how many of them are in the background
 }
 
 // New returns a Face.
@@ -90,6 +91,9 @@ func (f *Face) Register(d *front.Front) {
 
 // errShutdown is the cause by which runs end when the daemon does.
 var errShutdown = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "server_shutdown", Message: "roundhouse is shutting down"}
+
+// busyFor is when to ask again for a response in the background of which there are too many.
+const busyFor = 5 * time.Second
 
 // errNotStored refuses a response in the background that nobody could ask for later.
 var errNotStored = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "not_stored", Message: "the response cannot be stored now, so that it cannot be made in the background"}
@@ -323,6 +327,15 @@ func (f *Face) enter(r *run) error {
 	if f.closed {
 		return errShutdown
 	}
+	if r.request.background {
+		if most := f.cfg.Config().LLM.Responses.Background; f.background >= most {
+			return &loop.Failure{
+				Status: http.StatusTooManyRequests, Code: "too_many_responses", RetryAfter: busyFor,
+				Message: fmt.Sprintf("%d responses in the background are under way, which is as many as may be (llm.responses.background)", most),
+			}
+		}
+		f.background++
+	}
 	f.runs[r.id] = r
 	f.wg.Add(1)
 	return nil
@@ -331,6 +344,9 @@ func (f *Face) enter(r *run) error {
 func (f *Face) leave(r *run) {
 	f.mu.Lock()
 	delete(f.runs, r.id)
+	if r.request.background {
+		f.background--
+	}
 	f.mu.Unlock()
 	f.wg.Done()
 }
@@ -398,7 +414,7 @@ func recordPolicy(r *http.Request) (config.RecordPolicy, error) {
 func (x *exchange) fail(err error) {
 	d := dialect.Failure{Status: http.StatusInternalServerError, Message: "roundhouse has failed"}
 	if f, ok := errors.AsType[*loop.Failure](err); ok {
-		d = dialect.Failure{Status: f.Status, Code: f.Code, Message: f.Message}
+		d = dialect.Failure{Status: f.Status, Code: f.Code, Message: f.Message, RetryAfter: f.RetryAfter}
 	} else if e, ok := errors.AsType[*model.Error](err); ok {
 		d = e.Failure
 	} else if x.r.Context().Err() != nil {

@@ -49,6 +49,9 @@ func refused(format string, args ...any) *loop.Failure {
 	return &loop.Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: fmt.Sprintf(format, args...)}
 }
 
+// maxMembers is how many members a request may have, of which the API knows some forty.
+const maxMembers = 1000
+
 // parse reads a request. ctx bounds the looking up of addresses that it names.
 func (f *Face) parse(ctx context.Context, body []byte) (*request, *loop.Failure) {
 	q := &request{members: map[string]json.RawMessage{}, store: true}
@@ -58,6 +61,9 @@ func (f *Face) parse(ctx context.Context, body []byte) (*request, *loop.Failure)
 	for m, err := range wire.Members(body) {
 		if err != nil {
 			return nil, refused("the body must be a JSON object")
+		}
+		if len(q.members) == maxMembers {
+			return nil, refused("the body has more than %d members", maxMembers)
 		}
 		for had := range q.members {
 			if strings.EqualFold(had, m.Key) {

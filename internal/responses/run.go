@@ -49,6 +49,7 @@ type run struct {
 
 	mu     sync.Mutex
 	events []entry // by sequence number
+	size   int     // of their data
 	status string
 	object []byte        // the response as of the last event about it as a whole
 	over   bool          // the last event is there
@@ -73,16 +74,25 @@ func newRun(req *request, task *loop.Task, cancel context.CancelCauseFunc) *run 
 // tell appends an event with members: names and JSON values in turn.
 func (r *run) tell(kind string, members ...any) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.tellLocked(kind, members...)
+	r.appendLocked(newEntry(len(r.events), kind, members...))
+	full := r.size > maxLog
+	r.mu.Unlock()
+	if full {
+		r.cancel(tooLarge) // from the second time on this does nothing
+	}
 }
 
-func (r *run) tellLocked(kind string, members ...any) {
-	r.appendLocked(newEntry(len(r.events), kind, members...))
-}
+// maxLog is how long the events of a response may be in all, in bytes: they stay in memory
+// while it is under way. What goes beyond that ends as incomplete, and tooLarge is why.
+const maxLog = 64 << 20
+
+const tooLarge loop.Enough = "max_response_size"
 
 func (r *run) appendLocked(events ...entry) {
 	r.events = append(r.events, events...)
+	for _, e := range events {
+		r.size += len(e.data)
+	}
 	close(r.grew)
 	r.grew = make(chan struct{})
 }

@@ -85,6 +85,9 @@ func orNothing(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
+// maxServers is how many servers a request may have, to which roundhouse connects at once.
+const maxServers = 64
+
 // mcpEntry is a tool of the type mcp.
 type mcpEntry struct {
 	Label          string            `json:"server_label"`
@@ -108,6 +111,8 @@ func (f *Face) readServer(ctx context.Context, q *request, at string, raw []byte
 	switch {
 	case e.Label == "":
 		return nil, refused("%s: server_label is missing", at)
+	case len(labels) == maxServers:
+		return nil, refused("%s: a request may have %d servers", at, maxServers)
 	case labels[e.Label]:
 		return nil, refused("%s: another entry has the server_label %q", at, e.Label)
 	case e.Connector != "":
@@ -230,13 +235,14 @@ func orNull(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// shownURL is an address without what may be a secret in it.
+// shownURL is an address without what may be a secret in it: services put keys into paths,
+// too.
 func shownURL(address string) string {
 	u, err := url.Parse(address)
 	if err != nil || address == "" {
 		return ""
 	}
-	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host}).String()
 }
 
 // readChoice reads tool_choice.

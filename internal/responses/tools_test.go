@@ -250,18 +250,18 @@ func TestServersByAddress(t *testing.T) {
 		w.llm.Responses.Egress.Allow = []config.EgressRule{{Host: "tools.example"}}
 	})
 	w.answers(calls(call{"1", "far__echo", "{}"}), says("done"))
-	entry := `{"type":"mcp","server_label":"far","server_url":"http://tools.example/mcp?key=s3cret","authorization":"s3cret","require_approval":"never",
+	entry := `{"type":"mcp","server_label":"far","server_url":"http://tools.example/s3cret/mcp?key=s3cret","authorization":"s3cret","require_approval":"never",
 		"headers":{"X-Key":"s3cret","x-session-id":"evil","X-SESSION-ID":"evil","mcp-session-id":"evil","Host":"evil","Cookie":"evil","AUTHORIZATION":"evil"}}`
 	body := `{"model":"m","input":"go","tools":[` + entry + `]}`
 	g := w.post(body)
-	want(t, g.object(t), "status", "completed", "output.1.output", "echo {}", "tools.0.server_url", "http://tools.example/mcp", "tools.0.authorization", nil, "tools.0.headers.X-Key", "***")
+	want(t, g.object(t), "status", "completed", "output.1.output", "echo {}", "tools.0.server_url", "http://tools.example", "tools.0.authorization", nil, "tools.0.headers.X-Key", "***")
 	if strings.Contains(g.body, "s3cret") || strings.Contains(g.body, "evil") {
 		t.Errorf("a secret is shown: %s", g.body)
 	}
 	w.mu.Lock()
 	s := w.dialled[0]
 	w.mu.Unlock()
-	if s.URL.Reveal() != "http://tools.example/mcp?key=s3cret" || s.Headers["X-Key"].Reveal() != "s3cret" || s.Headers["Authorization"].Reveal() != "Bearer s3cret" || s.Dialer == nil {
+	if s.URL.Reveal() != "http://tools.example/s3cret/mcp?key=s3cret" || s.Headers["X-Key"].Reveal() != "s3cret" || s.Headers["Authorization"].Reveal() != "Bearer s3cret" || s.Dialer == nil {
 		t.Errorf("dialled %+v", s)
 	}
 	var own strings.Builder
@@ -284,7 +284,7 @@ func TestServersByAddress(t *testing.T) {
 	for address, why := range map[string]string{
 		"http://127.0.0.1/": "no public address", "http://example.com/": "https", "http://user:pw@tools.example/": "credentials", "ftp://tools.example/": "https://",
 	} {
-		g := w.post(strings.Replace(body, "http://tools.example/mcp?key=s3cret", address, 1))
+		g := w.post(strings.Replace(body, "http://tools.example/s3cret/mcp?key=s3cret", address, 1))
 		if g.status != http.StatusBadRequest || !strings.Contains(g.body, why) || strings.Contains(g.body, "s3cret") || strings.Contains(g.body, "pw") {
 			t.Errorf("%s: %d %s", address, g.status, g.body)
 		}
