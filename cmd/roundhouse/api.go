@@ -35,7 +35,7 @@ type api struct {
 
 // remote adds the flags by which a command finds the daemon.
 func remote(cmd *cobra.Command) *api {
-	cmd.Flags().String("url", environment("ROUNDHOUSE_URL", defaultURL), "the `URL` of the daemon (also ROUNDHOUSE_URL); its token is read from ROUNDHOUSE_TOKEN")
+	cmd.Flags().String("url", environment("ROUNDHOUSE_URL", defaultURL), "the `URL` of the daemon (also ROUNDHOUSE_URL); if none is given its socket is tried first; its token is read from ROUNDHOUSE_TOKEN")
 	return daemonOf(cmd)
 }
 

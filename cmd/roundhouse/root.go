@@ -67,7 +67,7 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "roundhouse",
 		Short: "Share MCP servers between many agent sessions",
-		Long: `Roundhouse stands between many agent sessions and the MCP servers that they use:
+		Long: `Roundhouse stands between many agent sessions and the MCP servers and models that they use:
 any number of sessions share one process per server.
 
 Results go to standard output, everything else to standard error. The exit status
