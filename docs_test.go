@@ -64,7 +64,7 @@ func TestManualLinksWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, m := range target.FindAllStringSubmatch(string(b), -1) {
-			for _, name := range strings.Fields(m[1]) {
+			for name := range strings.FieldsSeq(m[1]) {
 				if !strings.Contains(string(makefile), "\n"+name+":") {
 					t.Errorf("%s says make %s, which the Makefile does not", page, name)
 				}

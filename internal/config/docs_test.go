@@ -144,9 +144,6 @@ func TestSettingsAreDocumented(t *testing.T) {
 			t.Fatalf("%s has no table below %q", path, title)
 		}
 		_, rest, more := strings.Cut(after, "\n\n")
-		if strings.HasPrefix(after, "\n") { // there is no row yet
-			rest, more = strings.TrimPrefix(after, "\n"), true
-		}
 		text = before + title + intro + "| setting | default | what |\n| --- | --- | --- |\n" + table.String()
 		if more {
 			text += "\n" + rest
