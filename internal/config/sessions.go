@@ -55,7 +55,7 @@ var sessionsSection = section[document]{object: object[document]{fields: []field
 	kind: duration[document]{at: func(d *document) *time.Duration { return &d.Sessions.ExpireAfter }},
 }, {
 	name: "maxLifetime",
-	doc:  "How long after its beginning a session is closed, however busy it is; its calls and tasks may end. \"0s\" is no limit.",
+	doc:  "How long after its beginning a session is closed, however busy it is; its calls and tasks have shutdown.grace to end. \"0s\" is no limit.",
 	kind: duration[document]{zero: true, at: func(d *document) *time.Duration { return &d.Sessions.MaxLifetime }},
 }, {
 	name: "maxTasks",

@@ -260,7 +260,8 @@ func openStore(ctx context.Context, o Options, first bool) (*store.Store, error)
 // sessionSettings are those parts of a configuration that sessions go by.
 func sessionSettings(cfg *config.Config) session.Settings {
 	return session.Settings{
-		Servers: cfg.Servers, Limits: cfg.Sessions, Filters: cfg.Auth.Filters(), ListWait: cfg.Gateway.ListWait, InteractiveTimeout: cfg.Gateway.InteractiveTimeout, DrainDelay: cfg.Pool.DrainDelay,
+		Servers: cfg.Servers, Limits: cfg.Sessions, Filters: cfg.Auth.Filters(), ListWait: cfg.Gateway.ListWait, InteractiveTimeout: cfg.Gateway.InteractiveTimeout,
+		Grace: cfg.Shutdown.Grace, DrainDelay: cfg.Pool.DrainDelay,
 	}
 }
 

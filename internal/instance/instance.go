@@ -205,6 +205,19 @@ func (p *Pools) Acquire(ctx context.Context, s *config.Server, b Borrower) (*Lea
 	}
 }
 
+// Crowded reports whether who asks for an instance of a server now has to wait until a
+// session gives one back.
+func (p *Pools) Crowded(s *config.Server) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v, err := p.serverLocked(s)
+	if err != nil {
+		return false
+	}
+	free := max(0, v.most()-len(v.all)) + v.count(Starting, Warm, Resetting, Ending)
+	return free <= len(v.waiters)
+}
+
 // enqueue puts a waiter into the queue of a server.
 func (p *Pools) enqueue(s *config.Server, w *waiter) (*server, error) {
 	p.mu.Lock()

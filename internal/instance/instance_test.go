@@ -117,6 +117,47 @@ func TestTheErrorOfAWaitNamesTheHolders(t *testing.T) {
 	})
 }
 
+// I3: whether who comes now has to wait for others: not while one is warm, ends, or may be
+// started, unless those are for others who wait already.
+func TestAServerIsCrowdedWhenAllIsLent(t *testing.T) {
+	inWorld(t, func(w *world) {
+		s := w.server("browser", 2, nil)
+		crowded := func(want bool) {
+			w.Helper()
+			if w.pools.Crowded(s) != want {
+				w.Errorf("crowded is %t", !want)
+			}
+		}
+		crowded(false)
+		var leases []*Lease
+		for range 2 {
+			l, err := w.pools.Acquire(w.Context(), s, Borrower{Principal: "p", Session: "one"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			leases = append(leases, l)
+		}
+		crowded(true)
+		w.mu.Lock()
+		w.lingers = time.Second
+		w.mu.Unlock()
+		leases[0].Release()
+		crowded(false) // it ends
+		got := make(chan *Lease)
+		go func() {
+			l, err := w.pools.Acquire(w.Context(), s, Borrower{Principal: "p", Session: "two"})
+			if err != nil {
+				t.Error(err)
+			}
+			got <- l
+		}()
+		synctest.Wait()
+		crowded(true) // that one's place has been promised
+		(<-got).Release()
+		leases[1].Release()
+	})
+}
+
 // I3: what a session waits for, others do not: the pool answers and takes back meanwhile.
 // In the reference a waiter held the lock of all sessions, so that every release waited.
 func TestAWaiterBlocksNobody(t *testing.T) {

@@ -20,15 +20,21 @@ import (
 // c is asked. Leave must be called when the request has been answered.
 func (c *Client) Branch(name, scope string) (*Client, error) {
 	s := c.session
-	var err error
 	if name == "" || name == s.id {
-		err = s.enter()
-	} else {
-		s, err = s.m.open(wanted(s.principal, name, "", s.workspace))
+		if err := s.enter(); err != nil {
+			return nil, err
+		}
+		return c.branchInto(s, scope)
 	}
+	s, err := s.m.open(wanted(s.principal, name, "", s.workspace))
 	if err != nil {
 		return nil, err
 	}
+	return c.branchInto(s, scope)
+}
+
+// branchInto makes a branch in a session that was entered for it.
+func (c *Client) branchInto(s *Session, scope string) (*Client, error) {
 	b := c.branch(scope)
 	b.session = s
 	if err := s.serves(scope); err != nil {

@@ -194,8 +194,8 @@ func (e *CallError) Error() string { return e.Message }
 
 // Call calls a tool and returns the server's result as it is. arguments is an object.
 // progress is told how far the call is, by the goroutine that called; nil is fine. The tool
-// by which servers are told of a session's end is unknown to guests. The end of ctx cancels the call at the server, and its cause is the error;
-// any other error is a *CallError.
+// by which servers are told of a session's end is unknown to guests. The end of ctx cancels
+// the call at the server, and its cause is the error; any other error is a *CallError.
 func (g *Guest) Call(ctx context.Context, tool string, arguments json.RawMessage, progress func(Progress)) (json.RawMessage, error) {
 	if tool == cleanupTool {
 		return nil, callErrorOf(fault.Of(unknownName(pool.Tools, tool)))
@@ -330,7 +330,7 @@ func (g *Guest) Alone() bool {
 func (m *Manager) Rest(principal, id string) {
 	m.mu.Lock()
 	s := m.sessions[key{principal, id}]
-	if s == nil || s.state != Active || s.busyLocked() || m.draining {
+	if s == nil || s.state != Active || !s.idleLocked() || s.inhabitedLocked() || m.draining {
 		m.mu.Unlock()
 		return
 	}

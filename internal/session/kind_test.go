@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,7 +79,7 @@ func TestSessionsHaveTheLimitsOfTheirKind(t *testing.T) {
 }
 
 // N3, N4: a session whose life is over takes nothing new, and closes when what runs has
-// ended, however busy it was.
+// ended, or had its grace, however busy it was.
 func TestASessionLivesNoLongerThanItMay(t *testing.T) {
 	limits := usual
 	limits.MaxLifetime = time.Hour
@@ -89,7 +90,7 @@ func TestASessionLivesNoLongerThanItMay(t *testing.T) {
 			w.works(c.do(1, wire.ToolsCall, echo))
 		}
 		_, end := w.start("a")
-		time.Sleep(30 * time.Minute)
+		time.Sleep(9 * time.Minute)
 		if s := w.state("a"); s != Draining {
 			t.Errorf("with a task it is %s", s)
 		}
@@ -100,7 +101,17 @@ func TestASessionLivesNoLongerThanItMay(t *testing.T) {
 		if s := w.state("a"); s != Closed {
 			t.Errorf("without a task it is %s", s)
 		}
-		w.client("files", "a") // its id is free
+		c = w.client("files", "a")                                                    // its id is free
+		w.on = func(_ *link, f wire.Frame) bool { return f.Method == wire.ToolsCall } // it is never answered
+		time.Sleep(59 * time.Minute)
+		begun := time.Now()
+		if answer := c.do(2, wire.ToolsCall, echo); !strings.Contains(answer, "maxLifetime") || time.Since(begun) > 12*time.Minute {
+			t.Errorf("a call that does not end, after %s: %s", time.Since(begun), answer)
+		}
+		synctest.Wait()
+		if s := w.state("a"); s != Closed {
+			t.Errorf("after the grace of a call that does not end it is %s", s)
+		}
 	})
 }
 

@@ -132,7 +132,7 @@ func (b *binding) noteLoss(att *pool.Attachment, why *fault.Error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if l := b.leases[att]; l != nil && b.att == att {
-		b.loss = fmt.Sprintf("roundhouse: the instance of %s that this session used has ended (%s); this result is from a new one, which knows nothing of what was done before",
+		b.loss = fmt.Sprintf("roundhouse: the instance of %s that this session used has ended (%s); this result is from a new one, which knows nothing of what was done before: begin anew there",
 			b.name, why.Message)
 	}
 }

@@ -48,6 +48,9 @@ type Settings struct {
 	Filters            map[string]Tools // of principals; who has none sees everything (V3)
 	ListWait           time.Duration    // how long an aggregate list waits for servers that start (H7)
 	InteractiveTimeout time.Duration    // how long a server's request to a client may stay open (M7); 0 is no limit
+	// Grace is how long calls and tasks may go on in a session that has lived as long as it
+	// may.
+	Grace time.Duration
 	// DrainDelay is how long calls may go on at a server whose configuration was
 	// replaced.
 	DrainDelay time.Duration
@@ -186,7 +189,7 @@ func (m *Manager) victimLocked() *Session {
 		switch {
 		case s.state == Dormant:
 			return 0
-		case s.minted:
+		case s.minted || s.unclaimed:
 			return 1
 		}
 		return 2

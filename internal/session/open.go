@@ -16,6 +16,7 @@ import (
 type opening struct {
 	key
 	minted    bool // nobody named it
+	unclaimed bool // the same, but its name will be told, to who may name it then
 	fresh     bool // it must not be there yet
 	workspace string
 	kind      string
@@ -79,6 +80,7 @@ func (m *Manager) enterKnown(o opening) (*Session, error) {
 		m.mu.Unlock()
 		return nil, fault.New(fault.SessionLimit, "session %q is ending; try again when it has ended", o.id)
 	}
+	s.unclaimed = s.unclaimed && o.unclaimed
 	begin := s.enterLocked()
 	m.mu.Unlock()
 	begin()
@@ -148,7 +150,7 @@ func (m *Manager) begin(o opening, before store.Session) (s, victim *Session, be
 		victim.beginEndLocked(errEvicted)
 	}
 	s = newSession(m, o.key)
-	s.minted, s.kept = o.minted, !o.minted
+	s.minted, s.unclaimed, s.kept = o.minted, o.unclaimed, !o.minted
 	s.incarnation, s.kind, s.metadata, s.ownLimits, s.workspace = before.Incarnation, before.Kind, before.Metadata, o.limits, o.workspace
 	if !before.Created.IsZero() {
 		s.created = before.Created

@@ -111,11 +111,12 @@ func (s *Session) redirect(k *call, b *binding, f wire.Frame, r wire.Routing) (w
 	if err == nil && !mint && (name == "" || name == s.id) {
 		return f, r, false
 	}
-	if mint {
-		name = NewID()
-	}
 	var c *Client
-	if err == nil {
+	switch {
+	case err != nil:
+	case mint:
+		c, err = k.c.mint(b)
+	default:
 		c, err = k.c.Branch(name, b.name)
 	}
 	if err != nil {

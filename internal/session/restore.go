@@ -154,7 +154,7 @@ func noticeOf(lost []Loss) string {
 	}
 	var parts []string
 	if len(instances) > 0 {
-		parts = append(parts, fmt.Sprintf("the instance of %s that this session used is gone with all that was done there, and the next call to it gets a new one", strings.Join(instances, ", ")))
+		parts = append(parts, fmt.Sprintf("the instance of %s that this session used is gone with all that was done there; calls to it get a new one, on which you must begin anew", strings.Join(instances, ", ")))
 	}
 	if len(injected) > 0 {
 		parts = append(parts, fmt.Sprintf("the server %s, which was added to this session, is not stored, and must be added again", strings.Join(injected, ", ")))

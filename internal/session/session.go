@@ -68,6 +68,7 @@ type Session struct {
 	cleanups     []CleanupInfo    // the last ones
 	injected     []*config.Server // its own, in the order in which they came; replaced, never changed
 	brought      []*config.Server // its own, for its guests only
+	unclaimed    bool             // a call that named no session has begun it, and nobody has named it yet
 	orphaned     time.Time        // when it ends unless a client comes; zero is never
 	lost         []Loss           // with the daemon's end
 	kept         bool             // it is in the store, or will be
@@ -124,7 +125,7 @@ func (s *Session) armLocked(since time.Time) {
 	if limits.ExpireAfter > 0 {
 		sooner(since.Add(limits.ExpireAfter))
 	}
-	if limits.IdleTimeout > 0 && s.state == Active {
+	if limits.IdleTimeout > 0 && (s.state == Active || s.unclaimed) {
 		sooner(since.Add(limits.IdleTimeout))
 	}
 	if limits.MaxLifetime > 0 {
@@ -152,7 +153,11 @@ func (s *Session) aged() {
 	if limits.MaxLifetime > 0 && !now.Before(s.created.Add(limits.MaxLifetime)) {
 		s.beginEndLocked(fault.New(fault.UnknownSession, "the session has lived for %s, which is as long as it may (maxLifetime)", limits.MaxLifetime))
 		m.mu.Unlock()
-		m.spawn(func() { s.finishEnd(context.Background(), false) })
+		m.spawn(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), m.live.Load().Grace)
+			defer cancel()
+			s.finishEnd(ctx, false)
+		})
 		return
 	}
 	if !s.idleLocked() { // idle time counts from the end of what runs
@@ -168,6 +173,12 @@ func (s *Session) aged() {
 	}
 	if limits.ExpireAfter > 0 && quiet >= limits.ExpireAfter {
 		s.beginEndLocked(fault.New(fault.UnknownSession, "the session expired after %s without a request", limits.ExpireAfter))
+		m.mu.Unlock()
+		m.spawn(func() { s.finishEnd(context.Background(), true) })
+		return
+	}
+	if s.unclaimed && limits.IdleTimeout > 0 && quiet >= limits.IdleTimeout {
+		s.beginEndLocked(errUnclaimed)
 		m.mu.Unlock()
 		m.spawn(func() { s.finishEnd(context.Background(), true) })
 		return
@@ -295,6 +306,7 @@ func (m *Manager) Occupy(principal, id string) (release func()) {
 		return func() {}
 	}
 	s.occupied++
+	s.unclaimed = false
 	s.lastActivity = time.Now()
 	return func() {
 		m.mu.Lock()

@@ -20,6 +20,7 @@ type TaskSpec struct {
 	// Session is the name of the session that the task runs in; one that does not exist
 	// begins. "" is a session of the task's own, which ends with it.
 	Session   string
+	Unclaimed bool   // Session is a new name, which who wants the task does not know yet
 	Workspace string // of a session that begins, or ""
 	What      string // the task does, in a few words, for people
 	// Wait has a task wait for a place if the session runs as many as it may; else it is
@@ -54,7 +55,9 @@ func (t *Task) Session() *Session { return t.session }
 // (A5). The context that f gets ends with ctx, and with the session. The error says why f
 // was not called: task_limit, session_limit, a session that ends, or the end of ctx.
 func (m *Manager) RunTask(ctx context.Context, spec TaskSpec, f func(ctx context.Context, t *Task)) error {
-	s, err := m.open(wanted(spec.Principal, spec.Session, NewID(), spec.Workspace))
+	o := wanted(spec.Principal, spec.Session, NewID(), spec.Workspace)
+	o.unclaimed = spec.Unclaimed
+	s, err := m.open(o)
 	if err != nil {
 		return err
 	}

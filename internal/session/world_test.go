@@ -47,7 +47,7 @@ func inWorld(t *testing.T, limits config.Sessions, servers []*config.Server, tes
 		w.pool = pool.New(pool.Config{Dial: w.dial, DrainDelay: 30 * time.Second})
 		starter := instance.NewStarter(instance.StarterConfig{Pool: w.pool, Base: t.TempDir()})
 		w.instances = instance.New(instance.Config{Launcher: starter})
-		w.m = NewManager(Config{Pool: w.pool, Instances: w.instances, Settings: Settings{Servers: servers, Limits: limits, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute, DrainDelay: 30 * time.Second}, Version: "test"})
+		w.m = NewManager(Config{Pool: w.pool, Instances: w.instances, Settings: Settings{Servers: servers, Limits: limits, ListWait: 15 * time.Second, InteractiveTimeout: time.Minute, Grace: 10 * time.Minute, DrainDelay: 30 * time.Second}, Version: "test"})
 		test(w)
 		w.m.Drain()
 		w.m.Shutdown(context.Background())

@@ -111,7 +111,7 @@ func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs 
 	case how.Isolate:
 	case how.Session == "" && c.Nameless():
 		minted = session.NewID()
-		spec.Session = minted
+		spec.Session, spec.Unclaimed = minted, true
 	default:
 		if spec.Session, err = place(c, how.Session); err != nil {
 			return nil, "", err
