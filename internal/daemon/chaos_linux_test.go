@@ -44,7 +44,7 @@ func TestChaos(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes seconds")
 	}
-	storm, sessions := 3*time.Second, 60
+	storm, sessions := 2*time.Second, 40
 	if text := os.Getenv(chaosForVar); text != "" {
 		var err error
 		if storm, err = time.ParseDuration(text); err != nil {

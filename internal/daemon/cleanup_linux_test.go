@@ -24,9 +24,9 @@ type cleaner struct {
 
 const (
 	counts  = `{"tool": "count"}`
-	takes   = `{"tool": "slow", "arguments": {"ms": 300}}`
+	takes   = `{"tool": "slow", "arguments": {"ms": 150}}`
 	refuses = `{"tool": "raw", "arguments": {"result": {"isError": true, "content": [{"type": "text", "text": "no"}]}}}`
-	hangs   = `{"tool": "slow", "arguments": {"ms": 600000}, "timeout": "300ms"}`
+	hangs   = `{"tool": "slow", "arguments": {"ms": 600000}, "timeout": "150ms"}`
 	reaches = `{"tool": "count", "shared": true}`
 )
 

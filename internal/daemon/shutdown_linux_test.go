@@ -253,7 +253,7 @@ func TestTheWayDownHasAnOrder(t *testing.T) {
 	n := newNest(t)
 	d := n.serve(`{"mcpServers": {
 		"lent": {"command": "SERVER", "sharing": "exclusive", "instances": {"min": 1}},
-		"slow": {"command": "SERVER", "args": ["-linger", "5s"], "closeTimeouts": {"eof": "60s"}}},
+		"slow": {"command": "SERVER", "args": ["-linger", "3s"], "closeTimeouts": {"eof": "60s"}}},
 		"llm": {"upstreams": {"local": {"baseURL": "http://127.0.0.1:9"}}}}`, "--log-level", "debug")
 	for _, server := range []string{"lent", "slow"} {
 		if a := d.client(server).call("echo", `{"text": "x"}`); a.text() != "x" {

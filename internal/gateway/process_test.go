@@ -89,6 +89,7 @@ func (p *peer) text(name, arguments string) string {
 // R1, R2: a server that is killed during calls costs them a typed error within a
 // second; the next call starts it anew.
 func TestAKilledServerCostsItsCallsATypedError(t *testing.T) {
+	t.Parallel()
 	w := outside(t, bad(t, "a"))
 	p, q := w.connect("/mcp/a"), w.connect("/mcp")
 	var who badserver.WhoAmI
@@ -126,6 +127,7 @@ func TestAKilledServerCostsItsCallsATypedError(t *testing.T) {
 // P6, W1, cases 3, 11, 25: noise, odd spellings and long lines of a server reach no
 // client, and cost none its session.
 func TestABadServerIsServedAllTheSame(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{
 		{"-banner", "-json-log", "-blank", "-ansi", "-noise-between", "-bom", "-cr"},
 		{"-float-id", "-dup-id", "-unknown-id", "-error-null-id", "-result-before-id"},
@@ -133,6 +135,7 @@ func TestABadServerIsServedAllTheSame(t *testing.T) {
 		{"-page-size", "5"},
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			t.Parallel()
 			w := outside(t, bad(t, "a", args...))
 			var wg sync.WaitGroup
 			for i := range 3 {

@@ -56,8 +56,10 @@ func (w *world) back() bool {
 // R1, R3, M4: an idle server that is killed, or that hangs, comes back without a call,
 // with what its clients had subscribed to.
 func TestAnIdleServerComesBack(t *testing.T) {
+	t.Parallel()
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := lasting(t, "a")
 			s.Health = config.Health{Interval: 200 * time.Millisecond, Timeout: time.Second, Misses: 2}
 			s.Recovery.Delay, s.Recovery.MaxDelay = 100*time.Millisecond, 100*time.Millisecond
@@ -90,6 +92,7 @@ func TestAnIdleServerComesBack(t *testing.T) {
 // R3: the next call after a kill -9 works at once, though the server had lived for a
 // moment only and nothing would be due yet.
 func TestTheNextCallAfterAKillWorksAtOnce(t *testing.T) {
+	t.Parallel()
 	s := lasting(t, "a")
 	s.Recovery.Delay, s.Recovery.MaxDelay = time.Hour, time.Hour
 	w := outside(t, s)
@@ -108,6 +111,7 @@ func TestTheNextCallAfterAKillWorksAtOnce(t *testing.T) {
 // few times only; each gets an error that says why, and a restart by hand, once it is
 // mended, is not refused.
 func TestEagerClientsDoNotDriveACrashLoop(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	starts, left := filepath.Join(dir, "starts"), filepath.Join(dir, "left")
 	s := lasting(t, "a")
@@ -155,6 +159,7 @@ func TestEagerClientsDoNotDriveACrashLoop(t *testing.T) {
 // R5: a call in which the server dies is made again after the recovery, once, if the
 // entry asks for that and the tool declares itself repeatable.
 func TestARepeatableCallOutlivesItsServer(t *testing.T) {
+	t.Parallel()
 	for _, x := range []struct {
 		name  string
 		retry config.Retry

@@ -305,6 +305,7 @@ func verdictOn(w *world, m message) verdict {
 // its answer, or an error with a reason, within a second; none is executed twice; and
 // sharers begin one new session at most.
 func TestFaultsOfARemoteServer(t *testing.T) {
+	t.Parallel()
 	answered, maybe, unsent := verdict{}, verdict{"interrupted", "maybe"}, verdict{"interrupted", "no"}
 	third := func(do func(x *far, w http.ResponseWriter, f wire.Frame)) func(*far) {
 		return func(x *far) {

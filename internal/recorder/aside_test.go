@@ -47,6 +47,7 @@ func ofLlama(cfg *config.LLM) { cfg.Upstreams[0].Engine = "llamacpp" }
 // C10, J1: an engine that tells a prompt's ids on the side alone is asked beside the call,
 // with the call's own request and credentials; the client sees nothing of it.
 func TestPromptIsAskedForOnTheSide(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		ask, got string
 		answer   http.HandlerFunc
@@ -87,6 +88,7 @@ func TestPromptIsAskedForOnTheSide(t *testing.T) {
 // C10, A.16 row 20: what cannot be had on the side is missing from the turn, with a mark,
 // and nothing else is.
 func TestPromptThatCannotBeHad(t *testing.T) {
+	t.Parallel()
 	hangs := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	for name, script := range map[string]http.HandlerFunc{
 		"not known":         llama(saysJSON(200, llamaAnswer), saysJSON(404, `{"error":"File Not Found"}`), nil),

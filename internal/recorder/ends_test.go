@@ -95,6 +95,7 @@ func TestSealEndsWhatCannotBeRecorded(t *testing.T) {
 // C8, J5: a client that has its answer, and seals its session at once, has the delivery on
 // record: without it the turn would be in no row of tokens.
 func TestSealComesAfterTheLastDelivery(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(saysJSON(200, chatAnswer))
 	for i := range 30 {
@@ -115,6 +116,7 @@ func TestSealComesAfterTheLastDelivery(t *testing.T) {
 // and then cancelled; whoever names it again begins its next life. Calls that are not
 // recorded are ended, too.
 func TestEndOfASession(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	if found, err := w.models.End(t.Context(), "local", "s1", false); found || err != nil {
 		t.Errorf("a session that there is not: %v, %v", found, err)
@@ -214,6 +216,7 @@ func TestRetryDelivers(t *testing.T) {
 
 // C11: a body whose length is not known before counts while it is read.
 func TestBodyOfUnknownLengthCounts(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(cfg *config.LLM) { cfg.MaxQueued = 1 << 20 })
 	w.answers(saysJSON(200, `{}`))
 	var read atomic.Int64

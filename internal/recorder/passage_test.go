@@ -110,6 +110,7 @@ func TestResponses(t *testing.T) {
 // C2, A.3: a session is named by path, header or body; names that differ, or cannot be
 // one, are refused in the API's own form.
 func TestNamingASession(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(saysJSON(200, chatAnswer))
 	ask := func(member string) string { return `{"model":"m"` + member + `,"messages":[]}` }
@@ -148,6 +149,7 @@ func TestNamingASession(t *testing.T) {
 
 // C3: what stands nearest to the request says how it is recorded.
 func TestPolicies(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name                       string
 		config, upstream, unnamed  config.RecordPolicy
@@ -273,8 +275,10 @@ func TestSealedSession(t *testing.T) {
 // C8, A.16 rows 30, 31: a client that leaves does not end its turn under train, and
 // cancels it under observe; what it got is stored.
 func TestClientLeaves(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []string{"train", "observe"} {
 		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, nil)
 			gone, cancelled := make(chan bool), make(chan bool, 1)
 			w.answers(func(rw http.ResponseWriter, r *http.Request) {
@@ -312,6 +316,7 @@ func TestClientLeaves(t *testing.T) {
 // C9: a marked retry gets the recorded answer, or waits for the one under way; without
 // the mark, or with another body, the call is made anew.
 func TestRetries(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	arrived, release := make(chan bool, 8), make(chan bool)
 	w.answers(func(rw http.ResponseWriter, r *http.Request) {
@@ -377,6 +382,7 @@ func TestLargeBodies(t *testing.T) {
 // C11, A.14, A.16 row 32: a client that stalls does not hold up its turn for long, and what
 // it does not take is not kept.
 func TestStalledClient(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	long := strings.Replace(chunkHello, "Hello", strings.Repeat("x", 64<<10), 1)
 	w.answers(func(rw http.ResponseWriter, r *http.Request) {
@@ -413,7 +419,7 @@ func TestUpstreamThatAnswersAtOnce(t *testing.T) {
 	}))
 	defer early.Close()
 	w := newWorld(t, func(cfg *config.LLM) { cfg.Upstreams[0].BaseURL = early.URL })
-	streams := 300 // of which a proxy that streams the body through cuts a dozen
+	streams := 150 // of which a proxy that streams the body through cuts several
 	if n, err := strconv.Atoi(os.Getenv("ROUNDHOUSE_STREAMS")); err == nil {
 		streams = n
 	}

@@ -127,6 +127,7 @@ func TestEndOfTextInPieces(t *testing.T) {
 // A.14, A.16 row 40: a long conversation is no reason to refuse; where the limit is, the
 // refusal is the API's own (TestLargeBodies).
 func TestLongRequest(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(saysJSON(200, chatAnswer))
 	long := strings.Replace(chatAsk, "h\\u00e9", strings.Repeat("long ", 1<<20), 1)
@@ -141,6 +142,7 @@ func TestLongRequest(t *testing.T) {
 // A.14, A.16 row 41: an event that is too long ends the turn with an error of the API's own;
 // under observe it passes.
 func TestEventThatIsTooLong(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, func(cfg *config.LLM) { cfg.MaxBody = 2 << 20 })
 	const mebi = 1 << 20
 	w.answers(func(rw http.ResponseWriter, r *http.Request) {
@@ -238,6 +240,7 @@ func TestErrorDressedAsAnEnd(t *testing.T) {
 // before the head, in the middle, or behind the end; none of that is an error of the turn's,
 // and nothing more is written. The next request finds a server that works.
 func TestClientsThatReallyLeave(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	for i, c := range []struct {
 		until string // what is read before the client leaves

@@ -57,6 +57,7 @@ func TestTurn(t *testing.T) {
 // C6: an answer that comes sooner than a large request can be made ready for the store is
 // stored behind it.
 func TestAnAnswerWaitsForItsIntent(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, nil)
 	w.answers(saysJSON(200, chatAnswer))
 	noise := make([]byte, 6<<20) // what cannot be compressed takes longer
@@ -73,11 +74,13 @@ func TestAnAnswerWaitsForItsIntent(t *testing.T) {
 // C4, A.16 row 2: a stream flows to the client as it comes; from the terminal event on it
 // is held until the turn is stored.
 func TestStreamIsHeldAtItsEnd(t *testing.T) {
+	t.Parallel()
 	for _, api := range []struct{ path, ask, first, finish, end string }{
 		{"/v1/chat/completions", chatStream, chunkHello, chunkFinish, chunkDone},
 		{"/v1/messages", messageStream, messageStart + messageEnd, messageFin[:strings.Index(messageFin, "event: message_stop")], messageFin[strings.Index(messageFin, "event: message_stop"):]},
 	} {
 		t.Run(api.path, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, nil)
 			step := make(chan bool)
 			w.answers(func(rw http.ResponseWriter, r *http.Request) {
@@ -145,6 +148,7 @@ func TestVersionOfTheClient(t *testing.T) {
 // C14: an upstream's own key takes the place of all that the client identifies itself with;
 // without one the client's goes on.
 func TestKeysOfUpstreams(t *testing.T) {
+	t.Parallel()
 	names := []string{"Authorization", "X-Api-Key", "Api-Key", "Cookie"}
 	sent := []string{}
 	for _, name := range names {
@@ -200,6 +204,7 @@ func calls(t testing.TB, w *world) (all []store.Call) {
 // C3, C5, C7, A.7, A.8, A.16: what each answer is worth, what the client gets of it, and
 // what is stored.
 func TestSituations(t *testing.T) {
+	t.Parallel()
 	const (
 		badReason  = `data: {"id":"c1","choices":[{"index":0,"delta":{},"finish_reason":"error"}]}` + "\n\n"
 		errorEvent = `data: {"error":{"message":"boom","type":"server_error"}}` + "\n\n"
@@ -312,6 +317,7 @@ func TestUnreachableUpstream(t *testing.T) {
 // C12, A.14, A.16 row 35: there is a limit for the first byte and between bytes; for the
 // whole there is none unless it is set.
 func TestTimeouts(t *testing.T) {
+	t.Parallel()
 	flows := func(pieces int) http.HandlerFunc {
 		return func(rw http.ResponseWriter, r *http.Request) {
 			for i := 0; i < pieces && r.Context().Err() == nil; i++ {
@@ -358,6 +364,7 @@ func TestTimeouts(t *testing.T) {
 // C5, C6, A.16 rows 26, 27, 44: a turn that cannot be stored is withheld under train, and
 // let through under observe.
 func TestStoreFails(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []string{"train", "observe"} {
 		t.Run(policy, func(t *testing.T) {
 			w := newWorld(t, nil)
