@@ -209,7 +209,7 @@ func (x *redirected) Done(p mux.Pieces) {
 	if s := x.minted; s != nil {
 		named, ok := withSession(p, s.id)
 		if !ok {
-			s.m.spawn(func() { s.m.endOwn(s) })
+			s.m.endOwn(s, nil)
 		}
 		p, _ = withNotice(named, fmt.Sprintf("This call was made in a new session. To go on where it ended, call with %s %q.", sessionArgument, s.id))
 	}

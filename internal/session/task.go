@@ -18,7 +18,7 @@ import (
 type TaskSpec struct {
 	Principal string
 	// Session is the name of the session that the task runs in; one that does not exist
-	// begins. "" is a session of the task's own, which ends with it.
+	// begins. "" is a session of the task's own, which ends when the task has.
 	Session   string
 	Unclaimed bool   // Session is a new name, which who wants the task does not know yet
 	Workspace string // of a session that begins, or ""
@@ -26,6 +26,9 @@ type TaskSpec struct {
 	// Wait has a task wait for a place if the session runs as many as it may; else it is
 	// refused then. A task that waits for others must not run them with it in one session.
 	Wait bool
+	// Ended is called, once, when nothing is left of a session of the task's own, also if none
+	// could begin: its clean-up goes on behind the task. Nil is fine.
+	Ended func()
 }
 
 // MaxTasks returns how many tasks a principal's session may run at once; 0 is any number.
@@ -59,10 +62,13 @@ func (m *Manager) RunTask(ctx context.Context, spec TaskSpec, f func(ctx context
 	o.unclaimed = spec.Unclaimed
 	s, err := m.open(o)
 	if err != nil {
+		if spec.Session == "" && spec.Ended != nil {
+			spec.Ended()
+		}
 		return err
 	}
 	if spec.Session == "" {
-		defer m.endOwn(s)
+		defer m.endOwn(s, spec.Ended)
 	}
 	t, err := s.register(ctx, spec)
 	s.exit() // from here on the task keeps it
@@ -77,12 +83,21 @@ func (m *Manager) RunTask(ctx context.Context, spec TaskSpec, f func(ctx context
 	return nil
 }
 
-// endOwn ends the session that a task had for itself.
-func (m *Manager) endOwn(s *Session) {
+// endOwn ends the session that a task, or a call, had for itself. Nobody waits for that, whose
+// clean-up may take its time; ended, if it is not nil, is called then.
+func (m *Manager) endOwn(s *Session, ended func()) {
 	m.mu.Lock()
 	s.beginEndLocked(errEnded)
 	m.mu.Unlock()
-	s.finishEnd(context.Background(), true)
+	finish := func() {
+		s.finishEnd(context.Background(), true)
+		if ended != nil {
+			ended()
+		}
+	}
+	if !m.spawn(finish) {
+		finish() // at once, for Shutdown has ended it
+	}
 }
 
 // register adds a task to the session, which was entered. It waits for a place if the

@@ -238,6 +238,7 @@ func TestATaskMayHaveASessionOfItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Delete()
+		synctest.Wait()
 		if list := w.m.List("local", true); len(list) != 0 {
 			t.Errorf("left: %+v", list)
 		}

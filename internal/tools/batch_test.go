@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"roundhouse/internal/config"
 	"roundhouse/internal/session"
 	"roundhouse/internal/wire"
 )
@@ -133,6 +135,7 @@ func TestIsolatedCallsHaveAnInstanceEach(t *testing.T) {
 		if got := w.seen(); len(got) != 3 || got[0] == got[1] || got[1] == got[2] || got[0] == got[2] {
 			t.Errorf("they were served by %v", got)
 		}
+		synctest.Wait()
 		if got := w.sessions("local"); !slices.Equal(got, []string{"mine"}) {
 			t.Errorf("there are sessions %v", got)
 		}
@@ -145,6 +148,34 @@ func TestIsolatedCallsHaveAnInstanceEach(t *testing.T) {
 		w.tool(c, nil, "batch", batchOf("browser", 3, `,"concurrent":true`))
 		if got := w.seen()[before:]; len(got) != 3 || got[0] != got[1] || got[1] != got[2] {
 			t.Errorf("they were served by %v", got)
+		}
+	})
+}
+
+// A3, X4: the result of isolated calls does not wait for the clean-up of the last ones; while
+// an earlier one is cleaned up its place is taken.
+func TestIsolatedCallsAreCleanedUpBehindTheirResults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t, cleanup: config.Cleanup{ToolCall: config.ToolCall{Tool: "tidy"}, Timeout: 5 * time.Second}}
+		defer w.begin(16, Config{})()
+		var tidied, most atomic.Int64
+		w.call = func(_ *link, tool string, _ json.RawMessage) (string, error) {
+			most.Store(max(most.Load(), int64(len(w.sessions("local")))))
+			if tool == "tidy" {
+				time.Sleep(4 * time.Second)
+				tidied.Add(1)
+			}
+			return saying("fine"), nil
+		}
+		c := w.client("local", "roundhouse", "mine")
+		begun := time.Now()
+		r := w.tool(c, nil, "batch", batchOf("browser", 2, `,"isolate":true`))
+		if took := time.Since(begun); took != 4*time.Second || len(r.texts()) != 2 || tidied.Load() != 1 {
+			t.Errorf("after %s and %d clean-ups: %s", took, tidied.Load(), r.raw)
+		}
+		time.Sleep(5 * time.Second)
+		if n := len(w.sessions("local")); n != 1 || tidied.Load() != 2 || most.Load() != 2 {
+			t.Errorf("%d sessions, %d at most, %d clean-ups", n, most.Load(), tidied.Load())
 		}
 	})
 }

@@ -123,9 +123,22 @@ func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs 
 			atOnce = n
 		}
 	}
+	// A session of a task's own has its place until it has been cleaned up, which the last ones'
+	// results do not wait for.
+	places := make(chan struct{}, max(1, min(n, atOnce)))
+	if how.Isolate {
+		spec.Ended = func() { <-places }
+	}
 	one := func(i int) outcome {
 		if ctx.Err() != nil { // its session may be gone, and must not begin anew
 			return failed(message(context.Cause(ctx)))
+		}
+		if how.Isolate {
+			select {
+			case places <- struct{}{}:
+			case <-ctx.Done():
+				return failed(message(context.Cause(ctx)))
+			}
 		}
 		var o outcome
 		spec := spec

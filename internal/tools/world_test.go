@@ -28,6 +28,8 @@ type world struct {
 	*testing.T
 	m *session.Manager
 	t *Tools
+	// cleanup is of the browser.
+	cleanup config.Cleanup
 	// own are our tools, which a test may replace before it calls one.
 	own []session.OwnTool
 
@@ -68,7 +70,7 @@ func (w *world) begin(maxTasks int, cfg Config) (end func()) {
 	w.t = New(cfg)
 	w.own = w.t.Own()
 	browser := server("browser")
-	browser.Sharing = config.Exclusive
+	browser.Sharing, browser.Cleanup = config.Exclusive, w.cleanup
 	browser.Instances = config.Instances{Max: 4, IdleTimeout: time.Minute, MaxWait: time.Minute, OnRelease: config.ReleaseDestroy, Snapshot: config.ToolCall{Tool: "look"}}
 	w.m = session.NewManager(session.Config{
 		Pool: p, Instances: instances, Own: w.own, Version: "test",
