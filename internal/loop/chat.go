@@ -4,16 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"mime"
 	"net/http"
 	"strings"
 
 	"roundhouse/internal/dialect"
-	"roundhouse/internal/model"
-	"roundhouse/internal/sse"
+	"roundhouse/internal/wire"
 )
 
 // chat speaks to an upstream of the API chat completions. What it has said stays as it is,
@@ -160,22 +156,8 @@ func (c *chat) turn(ctx context.Context, co *composer, first bool) error {
 	if err != nil {
 		return &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
-	answer, err := c.r.call(ctx, dialect.Chat, "/v1/chat/completions", body)
-	if err != nil {
-		return err
-	}
-	defer answer.Close()
 	p := &chatReader{co: co, message: &chatMessage{Role: "assistant", Content: json.RawMessage("null")}}
-	media, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type"))
-	if media == "text/event-stream" {
-		err = p.stream(answer)
-	} else {
-		err = p.whole(answer)
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
+	if err := c.r.ask(ctx, dialect.Chat, "/v1/chat/completions", body, p); err != nil {
 		return err
 	}
 	c.add(p.said())
@@ -268,55 +250,20 @@ type chatUsage struct {
 	} `json:"completion_tokens_details"`
 }
 
-// maxEvent is how long one event of a stream may be, in bytes.
-const maxEvent = 64 << 20
+// event implements answerReader.
+func (p *chatReader) event(data []byte) error { return p.take(data) }
 
-func (p *chatReader) stream(answer io.Reader) error {
-	events := sse.NewReader(answer, maxEvent)
-	for {
-		e, err := events.Next()
-		switch {
-		case err == io.EOF && p.done:
-			return nil
-		case err == io.EOF, errors.Is(err, model.ErrAborted):
-			return errCut
-		case err != nil:
-			return err
-		}
-		data := bytes.TrimSpace(e.Data)
-		if len(data) == 0 || string(data) == "[DONE]" {
-			continue
-		}
-		if err := p.take(data); err != nil {
-			return err
-		}
-	}
-}
+// whole implements answerReader.
+func (p *chatReader) whole(body []byte) error { return p.take(body) }
 
-var errCut = &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer broke off"}
-
-func (p *chatReader) whole(answer io.Reader) error {
-	body, err := io.ReadAll(answer)
-	switch {
-	case errors.Is(err, model.ErrAborted):
-		return errCut
-	case err != nil:
-		return err
-	}
-	if err := p.take(body); err != nil {
-		return err
-	}
-	if !p.done {
-		return errCut
-	}
-	return nil
-}
+// ended implements answerReader.
+func (p *chatReader) ended() bool { return p.done }
 
 // take takes a piece.
 func (p *chatReader) take(data []byte) error {
 	var chunk chatChunk
 	if err := json.Unmarshal(data, &chunk); err != nil {
-		return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer cannot be read: " + err.Error()}
+		return unreadable(err)
 	}
 	if len(chunk.Error) > 0 && string(chunk.Error) != "null" {
 		return upstreamFailure(http.StatusBadGateway, data)
@@ -516,7 +463,7 @@ func callArguments(written string) string {
 	switch {
 	case len(raw) == 0:
 		return "{}"
-	case raw[0] != '{' || !json.Valid(raw):
+	case raw[0] != '{' || wire.Valid(raw) != nil:
 		return string(object("invalid", text(written)))
 	}
 	return written

@@ -6,15 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"mime"
 	"net/http"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/dialect"
-	"roundhouse/internal/model"
 	"roundhouse/internal/session"
-	"roundhouse/internal/sse"
 )
 
 // peer speaks to an upstream of the Responses API itself, in which the conversation goes as
@@ -165,22 +161,8 @@ func (p *peer) turn(ctx context.Context, co *composer, first bool) error {
 	if err != nil {
 		return &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
-	answer, err := p.r.call(ctx, dialect.Responses, "/v1/responses", body)
-	if err != nil {
-		return err
-	}
-	defer answer.Close()
 	reader := &peerReader{co: co, calls: map[int]*modelCall{}}
-	media, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type"))
-	if media == "text/event-stream" {
-		err = reader.stream(answer)
-	} else {
-		err = reader.whole(answer)
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
+	if err := p.r.ask(ctx, dialect.Responses, "/v1/responses", body, reader); err != nil {
 		return err
 	}
 	for _, raw := range reader.said {
@@ -227,48 +209,28 @@ type peerResponse struct {
 	} `json:"usage"`
 }
 
-func (p *peerReader) stream(answer io.Reader) error {
-	events := sse.NewReader(answer, maxEvent)
-	for {
-		e, err := events.Next()
-		switch {
-		case err == io.EOF && p.done:
-			return nil
-		case err == io.EOF, errors.Is(err, model.ErrAborted):
-			return errCut
-		case err != nil:
-			return err
-		}
-		data := bytes.TrimSpace(e.Data)
-		if len(data) == 0 || string(data) == "[DONE]" {
-			continue
-		}
-		var v peerEvent
-		if err := json.Unmarshal(data, &v); err != nil {
-			return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer cannot be read: " + err.Error()}
-		}
-		if err := p.take(&v, data); err != nil {
-			return err
-		}
+// event implements answerReader.
+func (p *peerReader) event(data []byte) error {
+	var v peerEvent
+	if err := json.Unmarshal(data, &v); err != nil {
+		return unreadable(err)
 	}
+	return p.take(&v, data)
 }
 
-func (p *peerReader) whole(answer io.Reader) error {
-	body, err := io.ReadAll(answer)
-	switch {
-	case errors.Is(err, model.ErrAborted):
-		return errCut
-	case err != nil:
-		return err
-	}
+// ended implements answerReader.
+func (p *peerReader) ended() bool { return p.done }
+
+// whole implements answerReader.
+func (p *peerReader) whole(body []byte) error {
 	var v peerResponse
 	if err := json.Unmarshal(body, &v); err != nil {
-		return &Failure{Status: http.StatusBadGateway, Code: "upstream_error", Message: "the model's answer cannot be read: " + err.Error()}
+		return unreadable(err)
 	}
 	for i, item := range v.Output {
 		p.added(i, item)
 		p.told(item)
-		p.ended(i, item)
+		p.itemEnded(i, item)
 	}
 	return p.finish(&v)
 }
@@ -289,7 +251,7 @@ func (p *peerReader) take(e *peerEvent, data []byte) error {
 			p.co.argued(k, e.Delta)
 		}
 	case "response.output_item.done":
-		p.ended(e.Index, e.Item)
+		p.itemEnded(e.Index, e.Item)
 	case "response.completed", "response.incomplete", "response.failed", "response.cancelled":
 		if e.Response == nil {
 			return errCut
@@ -352,8 +314,8 @@ func (p *peerReader) told(raw json.RawMessage) {
 	}
 }
 
-// ended is told that an item stays as it is.
-func (p *peerReader) ended(index int, raw json.RawMessage) {
+// itemEnded is told that an item stays as it is.
+func (p *peerReader) itemEnded(index int, raw json.RawMessage) {
 	var it peerOutput
 	if json.Unmarshal(raw, &it) != nil {
 		return
