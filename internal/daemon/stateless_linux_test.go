@@ -17,6 +17,7 @@ func (d *daemon) stateless(path, method, name, members string) answer {
 // A6: a call that stands alone begins a session with an instance, whose name its result
 // says and later calls may say; those of others have others. The aggregate is served, too.
 func TestCallsThatStandAloneHaveInstances(t *testing.T) {
+	t.Parallel()
 	d := start(t, `{"mcpServers": {"bad": {"command": "SERVER", "sharing": "exclusive", "instances": {"max": 3}}}}`)
 	count := func(path, tool, arguments string) (n, session string) {
 		t.Helper()
