@@ -35,12 +35,17 @@ func ItemID(of ItemType, run string, index int) string {
 	return prefixes[of] + strings.TrimPrefix(run, RunPrefix) + "_" + strconv.Itoa(index)
 }
 
-// RunOf returns the run of an item, by its id, and where in its output it stands.
-func RunOf(of ItemType, id string) (run string, index int, ok bool) {
-	rest, ok := strings.CutPrefix(id, prefixes[of])
-	name, number, found := strings.Cut(rest, "_")
-	index, err := strconv.Atoi(number)
-	return RunPrefix + name, index, ok && found && err == nil && index >= 0
+// idLength is how long the part of an id is that is chance.
+const idLength = 26
+
+// RunOf returns the run of an item of any type, by its id. ok is false for an id that is not
+// one of ours.
+func RunOf(id string) (run string, ok bool) {
+	_, name, _ := strings.Cut(id, "_")
+	if len(name) < idLength {
+		return "", false
+	}
+	return RunPrefix + name[:idLength], true
 }
 
 // RunPrefix begins the names of runs that are responses.

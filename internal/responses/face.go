@@ -90,13 +90,13 @@ func (f *Face) Register(d *front.Front) {
 }
 
 // errShutdown is the cause by which runs end when the daemon does.
-var errShutdown = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "server_shutdown", Message: "roundhouse is shutting down"}
+var errShutdown = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "server_shutdown", Message: "roundhouse is shutting down", RetryAfter: busyFor}
 
-// busyFor is when to ask again for a response in the background of which there are too many.
+// busyFor is when to ask again for what cannot be made now.
 const busyFor = 5 * time.Second
 
 // errNotStored refuses a response in the background that nobody could ask for later.
-var errNotStored = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "not_stored", Message: "the response cannot be stored now, so that it cannot be made in the background"}
+var errNotStored = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "not_stored", Message: "the response cannot be stored now, so that it cannot be made in the background", RetryAfter: busyFor}
 
 // errClientGone is the cause by which a run ends that nobody waits for any more.
 var errClientGone = fmt.Errorf("the client left: %w", loop.ErrCancelled)

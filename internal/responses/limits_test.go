@@ -67,6 +67,44 @@ func TestRetryAfterOfTheUpstream(t *testing.T) {
 	}
 }
 
+// G1: who comes while the daemon ends hears when to try again.
+func TestRefusedAtTheEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.face.Close()
+	if g := w.post(`{"model":"m","input":"x",` + toolA + `}`); g.status != http.StatusServiceUnavailable || g.header.Get("Retry-After") == "" {
+		t.Errorf("%d %v %s", g.status, g.header, g.body)
+	}
+}
+
+// B.5.9: a client may refer to items that are kept, of every type, rather than send them;
+// to those of others it cannot.
+func TestReferencesToItems(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__echo", `{}`}, call{"c2", "b__act", `{}`}))
+	o := w.post(`{"model":"m","input":"go","tools":[{"type":"mcp","server_label":"a","require_approval":"never"},{"type":"mcp","server_label":"b"}]}`).object(t)
+	var items []string
+	for _, it := range o["output"].([]any) {
+		items = append(items, fmt.Sprintf(`{"type":"item_reference","id":%q}`, at(it, "id")))
+	}
+	want(t, o, "output.2.type", "mcp_call", "output.3.type", "mcp_approval_request")
+	items[2] = strings.Replace(items[2], `"type":"item_reference",`, "", 1) // which the API allows
+	items = append(items, fmt.Sprintf(`{"type":"mcp_approval_response","approval_request_id":%q,"approve":true}`, at(o, "output.3.id")))
+	input := `{"role":"user","content":"go"},` + strings.Join(items, ",")
+	w.answers(says("done"))
+	second := w.post(`{"model":"m","input":[` + input + `],"tools":[{"type":"mcp","server_label":"a"},{"type":"mcp","server_label":"b"}]}`).object(t)
+	want(t, second, "status", "completed", "output.0.type", "mcp_call", "output.0.output", "act {}", "output.1.type", "message")
+	want(t, w.prompts()[0], "messages.1.tool_calls.0.function.name", "a__echo", "messages.2.content", "echo {}", "messages.3.tool_calls.0.function.name", "b__act")
+	message := fmt.Sprintf(`{"type":"item_reference","id":%q}`, at(second, "output.1.id"))
+	want(t, w.post(`{"model":"m","input":[`+message+`,{"role":"user","content":"and?"}]}`).object(t), "status", "completed")
+	want(t, w.prompts()[1], "messages.0.role", "assistant", "messages.0.content", "done")
+	other := strings.Replace(message, "msg_", "msg_x", 1)
+	w.refused(http.StatusBadRequest, "item_reference", "POST", "", `{"model":"m","input":[`+other+`]}`)
+	w.good("DELETE", "/"+id(second), "")
+	w.refused(http.StatusBadRequest, "item_reference", "POST", "", `{"model":"m","input":[`+message+`]}`)
+}
+
 // X1: requests that are made to cost much are refused at once.
 func TestRequestsThatCostMuch(t *testing.T) {
 	t.Parallel()

@@ -178,25 +178,27 @@ func (f *Face) continued(ctx context.Context, task *loop.Task, previous string) 
 	return nil
 }
 
-// complete puts what a stored response did in place of a call that the input has without
-// what came of it: clients leave that out, and count on who made the item to know it.
+// complete puts the items of stored responses in place of references to them, and of calls
+// that the input has without what came of them: clients leave that out, and count on who made
+// an item to know it.
 func (f *Face) complete(ctx context.Context, task *loop.Task) error {
 	outputs := map[string][]json.RawMessage{} // of responses that were looked up
 	for i, raw := range task.Input {
 		var it struct {
 			Type          string
-			ID            string
+			ID, Role      string
 			Output, Error json.RawMessage
 		}
-		if json.Unmarshal(raw, &it) != nil || it.Type != string(loop.ToolCall) || present(it.Output) || present(it.Error) {
+		if json.Unmarshal(raw, &it) != nil {
+			continue // which the loop says
+		}
+		refers := it.Type == "item_reference" || it.Type == "" && it.Role == "" && it.ID != ""
+		if !refers && (it.Type != string(loop.ToolCall) || present(it.Output) || present(it.Error)) {
 			continue
 		}
-		run, at, ok := loop.RunOf(loop.ToolCall, it.ID)
-		if !ok {
-			continue
-		}
+		run, ours := loop.RunOf(it.ID)
 		output, known := outputs[run]
-		if !known {
+		if ours && !known {
 			var err error
 			if output, err = f.outputOf(ctx, task.Principal, run); err != nil && !isUnknown(err) { // what was not stored, or is not kept, stays as it is
 				return err
@@ -206,9 +208,15 @@ func (f *Face) complete(ctx context.Context, task *loop.Task) error {
 			}
 			outputs[run] = output
 		}
-		var made struct{ ID string }
-		if at < len(output) && json.Unmarshal(output[at], &made) == nil && made.ID == it.ID {
+		at := slices.IndexFunc(output, func(item json.RawMessage) bool {
+			var made struct{ ID string }
+			return json.Unmarshal(item, &made) == nil && made.ID == it.ID
+		})
+		switch {
+		case at >= 0:
 			task.Input[i] = output[at]
+		case refers:
+			return refused("input[%d]: item_reference: no item is kept that has the id %.100q", i, it.ID)
 		}
 	}
 	return nil
