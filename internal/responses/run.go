@@ -44,8 +44,9 @@ type run struct {
 	deleted atomic.Bool // nobody finds it any more
 
 	// Owned by the goroutine that appends.
-	unkept error     // why the response is not stored, though it was to be
-	kept   time.Time // when it was last stored
+	unkept error         // why the response is not stored, though it was to be
+	kept   time.Time     // when it was last stored
+	took   time.Duration // how long that was
 
 	mu     sync.Mutex
 	events []entry // by sequence number
@@ -133,10 +134,9 @@ func (r *run) become(status string, out *loop.Outcome) {
 	}
 	object, news := r.news(status, out, len(events))
 	if r.keep != nil && (out != nil || r.request.background) {
-		if r.unkept = r.keep(object, slices.Concat(events, news), out == nil); r.unkept != nil {
+		if r.unkept = r.store(object, slices.Concat(events, news), out == nil); r.unkept != nil {
 			object, news = r.news(status, out, len(events))
 		}
-		r.kept = time.Now()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,21 +166,29 @@ func lifecycle(status string) string {
 	return "response." + status
 }
 
+// store stores the response, and notes how long that takes.
+func (r *run) store(object []byte, events []entry, running bool) error {
+	began := time.Now()
+	err := r.keep(object, events, running)
+	r.kept = time.Now()
+	r.took = r.kept.Sub(began)
+	return err
+}
+
 // checkpointEvery is the least time between two checkpoints, each of which stores the whole
-// log.
+// log. Of a log that has become long they take a twentieth of the time at most.
 const checkpointEvery = time.Second
 
 // checkpoint stores now and then what a response in the background has done so far, which
 // is all that a crash of the daemon leaves of it.
 func (r *run) checkpoint() {
-	if r.keep == nil || !r.request.background || r.unkept != nil || time.Since(r.kept) < checkpointEvery {
+	if r.keep == nil || !r.request.background || r.unkept != nil || time.Since(r.kept) < max(checkpointEvery, 20*r.took) {
 		return
 	}
 	r.mu.Lock()
 	events, object := r.events, r.object
 	r.mu.Unlock()
-	_ = r.keep(object, events, true) // it has logged it, and the end of the response is what counts
-	r.kept = time.Now()
+	_ = r.store(object, events, true) // keep has logged it, and the end of the response is what counts
 }
 
 // after waits until there are events behind the first n, or all have been read, or ctx
