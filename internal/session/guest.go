@@ -326,11 +326,12 @@ func (g *Guest) Alone() bool {
 
 // Rest gives back what a session has, after its clean-up, as if it had been idle for long,
 // if nobody uses it now, and no client is there that may want to go on. Another principal's
-// session is unknown, as is one that is gone.
+// session is unknown, as is one that is gone. A model call in its name, such as the one that has
+// just ended the response, uses nothing of it.
 func (m *Manager) Rest(principal, id string) {
 	m.mu.Lock()
 	s := m.sessions[key{principal, id}]
-	if s == nil || s.state != Active || !s.idleLocked() || s.inhabitedLocked() || m.draining {
+	if s == nil || s.state != Active || s.busyLocked() || s.inhabitedLocked() || m.draining {
 		m.mu.Unlock()
 		return
 	}

@@ -94,7 +94,8 @@ func TestASessionThatNobodyNamesEndsWhenItIsIdle(t *testing.T) {
 	})
 }
 
-// X4, N3: what a response rests stays as it is while a client, or a model call, may want it.
+// X2: what a response rests stays as it is while a client may want it, which a model call does
+// not.
 func TestRestLeavesWhatOthersUse(t *testing.T) {
 	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
 		c := w.client("browser", "a")
@@ -104,15 +105,13 @@ func TestRestLeavesWhatOthersUse(t *testing.T) {
 		if err := w.m.RunTask(w.Context(), TaskSpec{Principal: "local", Session: "b"}, func(context.Context, *Task) {}); err != nil {
 			t.Fatal(err)
 		}
-		release := w.m.Occupy("local", "b")
-		w.m.Rest("local", "b")
+		defer w.m.Occupy("local", "b")()
 		if s := w.state("b"); s != Active {
-			t.Errorf("with a model call it is %s", s)
+			t.Errorf("before it is %s", s)
 		}
-		release()
 		w.m.Rest("local", "b")
 		if s := w.state("b"); s != Dormant {
-			t.Errorf("with nothing it is %s", s)
+			t.Errorf("with nothing but a model call it is %s", s)
 		}
 	})
 }
