@@ -83,17 +83,28 @@ func (s *Store) ForgetSessions(ctx context.Context, before time.Time, most int) 
 	return n, nil
 }
 
-// hideOldest hides the oldest session that is over, if a limit demands it.
-func (s *Store) hideOldest(ctx context.Context, limits Retention) (bool, error) {
-	type candidate struct{ key, active, used int64 }
+// candidate is a session that may go.
+type candidate struct {
+	key    int64
+	active int64 // when it was last
+	used   int64 // bytes, by the whole database
+}
+
+// oldest finds the oldest session that is over, if there is one.
+func (s *Store) oldest(ctx context.Context, limits Retention) ([]candidate, error) {
 	quiet := int64(math.MinInt64)
 	if limits.Quiet > 0 {
 		quiet = packTime(time.Now().Add(-limits.Quiet))
 	}
-	found, err := readRows(ctx, s, oldestOver, []any{quiet}, func(rows *sql.Rows) (v candidate, n int, err error) {
+	return readRows(ctx, s, oldestOver, []any{quiet}, func(rows *sql.Rows) (v candidate, n int, err error) {
 		err = rows.Scan(&v.key, &v.active, &v.used)
 		return v, 0, err
 	})
+}
+
+// hideOldest hides the oldest session that is over, if a limit demands it.
+func (s *Store) hideOldest(ctx context.Context, limits Retention) (bool, error) {
+	found, err := s.oldest(ctx, limits)
 	if err != nil || len(found) == 0 {
 		return false, err
 	}
@@ -102,10 +113,18 @@ func (s *Store) hideOldest(ctx context.Context, limits Retention) (bool, error) 
 	if !old && (limits.Bytes <= 0 || v.used <= limits.Bytes) {
 		return false, nil
 	}
-	return true, s.submit(ctx, "hide a session that is beyond the limits", 0, func(c *conn) error {
-		_, err := c.change(hideSession, v.key)
+	return s.hide(ctx, v)
+}
+
+// hide hides a session, unless it went on since it was found: then a later look is for it.
+func (s *Store) hide(ctx context.Context, v candidate) (bool, error) {
+	var n int // the writer's, until it has answered
+	err := s.submit(ctx, "hide a session that is beyond the limits", 0, func(c *conn) error {
+		hid, err := c.change(hideIfStill, v.key, v.active)
+		n = max(n, hid) // a repetition finds it hidden
 		return err
 	})
+	return err == nil && n > 0, err
 }
 
 // sweep removes hidden sessions, those that a crash left hidden too, a few calls at a

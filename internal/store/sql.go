@@ -94,6 +94,9 @@ WHERE used > ? ORDER BY created DESC LIMIT 1`
 	dropApprovals  = `DELETE FROM approvals WHERE rowid IN (SELECT rowid FROM approvals WHERE answered < ? LIMIT ?)`
 
 	hideSession = `UPDATE sessions SET deleted = 1 WHERE key = ?`
+	hideIfStill = `
+UPDATE sessions SET deleted = 1 WHERE key = ?1 AND deleted = 0 AND state IN ('', 'closed')
+  AND ?2 = max(last_activity, coalesce((SELECT c.start FROM calls c WHERE c.session = ?1 ORDER BY c.seq DESC LIMIT 1), 0))`
 	firstHidden = `SELECT key FROM sessions WHERE deleted = 1 ORDER BY key LIMIT 1`
 	firstCalls  = `SELECT seq FROM calls WHERE session = ? ORDER BY seq LIMIT 100`
 	oldestOver  = `

@@ -470,6 +470,44 @@ func TestRetentionTakesRecordingsThatAreOver(t *testing.T) {
 	})
 }
 
+// C15: a session of which a call begins, or that goes on, while it is looked at is not over.
+func TestRetentionSparesWhatGoesOnMeanwhile(t *testing.T) {
+	suite(t, func(t *testing.T, open func() *Store) {
+		s := open()
+		v := call("c")
+		v.Start = time.Now().Add(-time.Hour)
+		begin(t, s, v)
+		commit(t, s, "c", result("x"))
+		found, err := s.oldest(t.Context(), Retention{Quiet: time.Minute})
+		if err != nil || len(found) != 1 {
+			t.Fatalf("found %+v, %v", found, err)
+		}
+		d := call("d")
+		d.Start = time.Now().Add(-time.Second)
+		begin(t, s, d)
+		if hid, err := s.hide(t.Context(), found[0]); hid || err != nil {
+			t.Errorf("hidden: %v, %v", hid, err)
+		}
+		commit(t, s, "d", result("y"))
+		if found, err = s.oldest(t.Context(), Retention{Quiet: time.Nanosecond}); err != nil || len(found) != 1 {
+			t.Fatalf("found %+v, %v", found, err)
+		}
+		k := v.Session
+		if err := s.SaveSession(t.Context(), Session{SessionKey: k, State: "live", Created: v.Start, LastActivity: v.Start}); err != nil {
+			t.Fatal(err)
+		}
+		if hid, err := s.hide(t.Context(), found[0]); hid || err != nil {
+			t.Errorf("hidden: %v, %v", hid, err)
+		}
+		if err := s.CloseSession(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if hid, err := s.hide(t.Context(), found[0]); !hid || err != nil {
+			t.Errorf("hidden: %v, %v", hid, err)
+		}
+	})
+}
+
 // noise is bytes that do not compress.
 func noise(n int) []byte {
 	b := make([]byte, n)
