@@ -63,7 +63,11 @@ func newWorld(t testing.TB, change func(*config.LLM)) *world {
 		t.Fatal(err)
 	}
 	recorder.New(recorder.Config{Models: w.models, MaxBody: cfg.MaxBody, WriteDeadline: time.Second}).Register(f)
-	door := httptest.NewServer(f)
+	door := httptest.NewUnstartedServer(f)
+	door.Config.Protocols = new(http.Protocols)
+	door.Config.Protocols.SetHTTP1(true)
+	door.Config.Protocols.SetUnencryptedHTTP2(true) // as the daemon has it
+	door.Start()
 	w.url = door.URL
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -496,3 +496,32 @@ func TestNoRoomInMemory(t *testing.T) {
 		t.Errorf("got %+v", g)
 	}
 }
+
+// C4: a model may think for longer than a write may take, whatever protocol its client speaks.
+func TestStreamThatPauses(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		saysStream(chunkHello)(rw, r)
+		time.Sleep(1500 * time.Millisecond) // the deadline of a write is 1 s
+		saysStream(chunkFinish, chunkDone)(rw, r)
+	})
+	for _, policy := range []string{"train", "off"} {
+		for _, version := range []int{1, 2} {
+			t.Run(fmt.Sprint(policy, version), func(t *testing.T) {
+				t.Parallel()
+				transport := &http.Transport{Protocols: new(http.Protocols)}
+				transport.Protocols.SetHTTP1(version == 1)
+				transport.Protocols.SetUnencryptedHTTP2(version == 2)
+				defer transport.CloseIdleConnections()
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/v1/chat/completions", strings.NewReader(chatStream))
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Header.Set("X-Roundhouse-Record", policy)
+				if g := exchange(transport, req); g.err != nil || g.body != chunkHello+chunkFinish+chunkDone {
+					t.Errorf("got %+v", g)
+				}
+			})
+		}
+	}
+}

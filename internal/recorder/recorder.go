@@ -127,7 +127,9 @@ func (x *exchange) generate() (*model.Answer, error) {
 	if unread != nil && !errors.Is(unread, dialect.ErrUnreadable) {
 		return nil, x.cfg.Models.Refuse(x.r.Context(), c, refuse(http.StatusBadRequest, "%v", unread))
 	}
-	c.Retries, _ = strconv.Atoi(x.r.Header.Get("X-Stainless-Retry-Count")) // what is none was tried once
+	if n, err := strconv.ParseUint(x.r.Header.Get("X-Stainless-Retry-Count"), 10, 16); err == nil { // what is none was tried once
+		c.Retries = int(n)
+	}
 	return x.cfg.Models.Do(x.r.Context(), c)
 }
 
@@ -230,6 +232,11 @@ func (x *exchange) relay(answer *model.Answer) {
 			}
 			if err := out.Flush(); err != nil {
 				return
+			}
+			if x.r.ProtoMajor > 1 {
+				// HTTP/2 breaks a stream off when its time is over, even if nothing is being written.
+				limited = time.Time{}
+				x.limit(out, limited)
 			}
 		}
 		switch {
