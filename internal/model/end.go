@@ -50,11 +50,8 @@ const lastDelivery = 2 * time.Second
 func (m *Models) Seal(ctx context.Context, k store.SessionKey) (lost int, err error) {
 	late := time.After(lastDelivery)
 	for _, a := range m.of(k) {
-		if a.turn == nil {
-			continue
-		}
 		select {
-		case <-a.turn.ended:
+		case <-a.stored:
 			// Its client has the end, or takes it just now.
 			select {
 			case <-a.done:

@@ -79,7 +79,10 @@ type active struct {
 	cancel  context.CancelCauseFunc
 	session store.SessionKey // "" is the id of none
 	turn    *turn            // nil if it is not recorded
-	done    chan struct{}    // closed when it has ended
+	// stored is closed when the turn whose answer it delivers is stored, or certainly not.
+	// Nil is never.
+	stored <-chan struct{}
+	done   chan struct{} // closed when it has ended
 }
 
 // New returns Models for a valid configuration.
@@ -176,7 +179,7 @@ func (m *Models) Do(ctx context.Context, c Call) (*Answer, error) {
 // record starts the turn and waits for the head of its answer.
 func (m *Models) record(ctx context.Context, p *prepared) (*Answer, error) {
 	t := newTurn(m, p, context.WithoutCancel(ctx))
-	leave, err := m.enter(&active{cancel: t.cancel, session: p.key, turn: t})
+	leave, err := m.enter(&active{cancel: t.cancel, session: p.key, turn: t, stored: t.ended})
 	if err != nil {
 		return nil, err
 	}
@@ -194,17 +197,10 @@ func (m *Models) enter(a *active) (leave func(), err error) {
 	if m.cfg.Occupy != nil && a.session.ID != "" {
 		release = m.cfg.Occupy(a.session.Principal, a.session.ID)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		defer release()
+	if !m.count(a) {
+		release()
 		return nil, errStopping
 	}
-	m.active[a] = true
-	if a.turn != nil {
-		m.turns[a.turn.id] = a.turn
-	}
-	m.calls.Add(1)
 	return func() {
 		m.mu.Lock()
 		delete(m.active, a)
@@ -216,6 +212,21 @@ func (m *Models) enter(a *active) (leave func(), err error) {
 		close(a.done)
 		m.calls.Done()
 	}, nil
+}
+
+// count adds a call to those under way, unless no more are taken.
+func (m *Models) count(a *active) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.active[a] = true
+	if a.turn != nil {
+		m.turns[a.turn.id] = a.turn
+	}
+	m.calls.Add(1)
+	return true
 }
 
 var errStopping = &Error{Failure: dialect.Failure{
@@ -313,6 +324,9 @@ type quota struct {
 	mu   sync.Mutex
 	used int64
 }
+
+// add counts bytes even beyond the limit.
+func (q *quota) add(n int64) { q.give(-n) }
 
 func (q *quota) take(n int64) bool {
 	q.mu.Lock()

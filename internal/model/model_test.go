@@ -122,6 +122,59 @@ func TestPatienceWithAClient(t *testing.T) {
 	})
 }
 
+// A.14, C11: a client that takes everything has the rest, however much others have waiting in
+// memory.
+func TestMemoryThatOthersFill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := outletFor(func() { t.Error("it counts as one that left") })
+		o.begin(200, nil)
+		answer, err := o.answer(t.Context(), "t1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := o.queued.limit
+		o.queued.add(others)
+		begun := time.Now()
+		go func() {
+			for range 3 {
+				o.write(make([]byte, outletBytes))
+			}
+			o.finish([]byte("end"), io.EOF)
+		}()
+		body, err := io.ReadAll(answer)
+		if err != nil || len(body) != 3*outletBytes+3 || time.Since(begun) > 0 {
+			t.Errorf("got %d bytes, %v, after %s", len(body), err, time.Since(begun))
+		}
+		if o.queued.used != others {
+			t.Errorf("%d bytes are still counted", o.queued.used-others)
+		}
+	})
+}
+
+// N4: the answer of a retry is broken off when its session ends, and whoever waits for it to
+// be called back is called outside of every lock.
+func TestReplayIsCancelled(t *testing.T) {
+	var m *Models
+	m = New(Config{Occupy: func(string, string) func() { return func() { m.Running() } }})
+	r := &recorded{m: m, answer: []byte("abc")}
+	if _, err := m.enter(&active{cancel: r.cancel, session: store.SessionKey{ID: "s"}}); err != nil {
+		t.Fatal(err)
+	}
+	piece := make([]byte, 2)
+	if n, err := r.read(piece); n != 2 || err != nil {
+		t.Errorf("read %d, %v", n, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	m.Close(ctx)
+	if n, err := r.read(piece); n != 0 || err != ErrAborted {
+		t.Errorf("read %d, %v", n, err)
+	}
+	if _, err := m.enter(&active{session: store.SessionKey{ID: "s"}}); err != errStopping {
+		t.Errorf("a call after the end: %v", err)
+	}
+}
+
 // C4: comments come while the end is held, and only then.
 func TestKeepAliveWhileTheEndIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -157,7 +157,8 @@ func (o *outlet) put(p []byte, end error) {
 }
 
 // room waits until n bytes may be added, which it counts. It reports false if the client
-// has left.
+// has left. A client that has taken everything has the next piece whatever else waits in
+// memory: it is not to be taken for one that stalls.
 func (o *outlet) room(n int) bool {
 	var stalled <-chan time.Time
 	for {
@@ -167,7 +168,10 @@ func (o *outlet) room(n int) bool {
 		switch {
 		case gone:
 			return false
-		case (waiting == 0 || waiting+n <= outletBytes) && o.queued.take(int64(n)):
+		case waiting == 0:
+			o.queued.add(int64(n))
+			return true
+		case waiting+n <= outletBytes && o.queued.take(int64(n)):
 			return true
 		case stalled == nil:
 			stalled = time.After(o.patience)

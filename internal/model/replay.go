@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync/atomic"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/store"
@@ -18,14 +19,17 @@ func (m *Models) replay(ctx context.Context, p *prepared) (*Answer, error) {
 	}
 	body := store.Pack(p.call.Body)
 	earlier, err := m.cfg.Store.Replay(ctx, p.key, p.call.Path, body)
+	var cut *Error
 	if err == nil && earlier.Result == nil {
-		if err = m.await(ctx, earlier.ID); err == nil {
+		if cut = m.await(ctx, earlier.ID); cut == nil && ctx.Err() == nil {
 			earlier, err = m.cfg.Store.Call(ctx, p.key, earlier.ID)
 		}
 	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case cut != nil:
+		return nil, cut
 	case errors.Is(err, store.ErrNotFound), err == nil && (earlier.Result == nil || !earlier.Result.Outcome.Trainable()):
 		return nil, nil
 	case err != nil && p.policy == config.RecordTrain:
@@ -39,7 +43,9 @@ func (m *Models) replay(ctx context.Context, p *prepared) (*Answer, error) {
 		return nil, refuse(http.StatusInternalServerError, err, "the recorded answer cannot be read")
 	}
 	again := &recorded{m: m, key: p.key, id: earlier.ID, answer: answer}
-	if again.leave, err = m.enter(&active{cancel: func(error) {}, session: p.key}); err != nil {
+	stored := make(chan struct{})
+	close(stored)
+	if again.leave, err = m.enter(&active{cancel: again.cancel, session: p.key, stored: stored}); err != nil {
 		return nil, err
 	}
 	h := earlier.Result.Header.Clone()
@@ -47,8 +53,9 @@ func (m *Models) replay(ctx context.Context, p *prepared) (*Answer, error) {
 	return &Answer{Status: earlier.Result.Status, Header: h, Turn: earlier.ID, source: again}, nil
 }
 
-// await waits for a turn under way.
-func (m *Models) await(ctx context.Context, id string) error {
+// await waits for a turn under way, while ctx lasts. If the turn was cut short by us, it
+// returns how a client is told: the session or the daemon ends for those who wait, too.
+func (m *Models) await(ctx context.Context, id string) *Error {
 	m.mu.Lock()
 	t := m.turns[id]
 	m.mu.Unlock()
@@ -57,9 +64,9 @@ func (m *Models) await(ctx context.Context, id string) error {
 	}
 	select {
 	case <-t.ended:
-		return nil
+		return cutShort(context.Cause(t.ctx))
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil
 	}
 }
 
@@ -73,13 +80,21 @@ type recorded struct {
 	passed int  // of them, those that were certainly sent on
 	full   bool // the client has read the end
 	leave  func()
+
+	cancelled atomic.Bool // what is left is not to be sent
 }
+
+// cancel breaks the answer off. It is no call's: the turn stays as it is.
+func (r *recorded) cancel(error) { r.cancelled.Store(true) }
 
 func (r *recorded) read(p []byte) (int, error) {
 	r.passed = r.handed
 	if r.handed == len(r.answer) {
 		r.full = true
 		return 0, io.EOF
+	}
+	if r.cancelled.Load() {
+		return 0, ErrAborted
 	}
 	n := copy(p, r.answer[r.handed:])
 	r.handed += n

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"roundhouse/internal/config"
@@ -60,7 +61,9 @@ func (t *turn) clientLeft() {
 func (t *turn) run() {
 	defer t.cancel(nil)
 	defer t.raw.close()
-	go t.begin() // commit waits for it
+	var begin sync.WaitGroup
+	defer begin.Wait() // it has ended if its result is stored
+	begin.Go(t.begin)
 	e := t.exchange()
 	t.finish(e)
 	t.m.settle(context.WithoutCancel(t.ctx))

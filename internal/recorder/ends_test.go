@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -271,3 +273,106 @@ func TestBodyOfUnknownLengthCounts(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// C8, C9, J5: a client that has its answer by a retry, and seals its session at once, has
+// the delivery on record, too.
+func TestSealComesAfterTheDeliveryOfARetry(t *testing.T) {
+	w := newWorld(t, nil)
+	for i := range 30 {
+		k := store.SessionKey{Principal: "local", ID: fmt.Sprint("again-", i), Incarnation: 1}
+		ask := strings.Replace(chatAsk, `"s1"`, `"`+k.ID+`"`, 1)
+		call := store.Call{Session: k, ID: "t1", Policy: store.Train, Endpoint: "/v1/chat/completions", Start: time.Now(), Request: store.Pack([]byte(ask))}
+		err := w.store.Begin(t.Context(), call)
+		if err == nil {
+			err = w.store.Commit(t.Context(), k, call.ID, store.Result{Outcome: store.Complete, Status: 200, Header: http.Header{"Content-Type": {"application/json"}}, Raw: store.Pack([]byte(chatAnswer)), End: time.Now()})
+		}
+		if err == nil {
+			err = w.store.Deliver(t.Context(), k, call.ID, store.None, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g := w.post("/v1/chat/completions", ask, "X-Stainless-Retry-Count", "1"); g.body != chatAnswer {
+			t.Fatalf("got %+v", g)
+		}
+		if _, err := w.models.Seal(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		if r := w.one(k.ID).Result; r.Delivery != store.Full {
+			t.Fatalf("%s: stored %+v", k.ID, r)
+		}
+	}
+}
+
+// N4, C9, C15: a retry that waits for a call ends as that does, when its session ends or is
+// sealed: the engine is not asked again.
+func TestRetryOfACallThatIsEnded(t *testing.T) {
+	for code, end := range map[string]func(*world) error{
+		"unknown_session": func(w *world) error {
+			_, err := w.models.End(w.t.Context(), "local", "s1", true)
+			return err
+		},
+		"session_sealed": func(w *world) error {
+			_, err := w.models.Seal(w.t.Context(), key)
+			return err
+		},
+	} {
+		t.Run(code, func(t *testing.T) {
+			w := newWorld(t, nil)
+			w.answers(func(rw http.ResponseWriter, r *http.Request) {
+				if len(w.requests()) > 1 {
+					saysJSON(200, chatAnswer)(rw, r)
+					return
+				}
+				<-r.Context().Done()
+			})
+			first, second := make(chan got, 1), make(chan got, 1)
+			go func() { first <- w.post("/v1/chat/completions", chatAsk) }()
+			w.intents(1)
+			go func() { second <- w.post("/v1/chat/completions", chatAsk, "X-Stainless-Retry-Count", "1") }()
+			waits(t)
+			if err := end(w); err != nil {
+				t.Fatal(err)
+			}
+			for _, g := range []got{<-first, <-second} {
+				if !strings.Contains(g.body, code) {
+					t.Errorf("got %+v", g)
+				}
+			}
+			if n := len(w.requests()); n != 1 {
+				t.Errorf("the engine was asked %d times", n)
+			}
+		})
+	}
+}
+
+// waits waits until a retry waits for the call under way. Nothing else tells that it does.
+func waits(t *testing.T) {
+	t.Helper()
+	waiting := regexp.MustCompile(`\[select[^]]*\]:\nroundhouse/internal/model\.\(\*Models\)\.await`)
+	stacks := make([]byte, 4<<20)
+	for end := time.Now().Add(30 * time.Second); !waiting.Match(stacks[:runtime.Stack(stacks, true)]); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the retry does not wait")
+		}
+	}
+}
+
+// C9: only a number above 0 marks a retry.
+func TestWhatMarksARetry(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(saysJSON(200, chatAnswer))
+	for _, count := range []string{"0", "-1", "x", "99999999999999999999"} {
+		if g := w.post("/v1/chat/completions", chatAsk, "X-Stainless-Retry-Count", count); g.status != 200 {
+			t.Errorf("got %+v", g)
+		}
+	}
+	for _, c := range w.calls("s1") {
+		if c.Attempt != 1 {
+			t.Errorf("it counts as attempt %d", c.Attempt)
+		}
+	}
+	if n := len(w.requests()); n != 4 {
+		t.Errorf("the engine was asked %d times", n)
+	}
+}
