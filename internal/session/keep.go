@@ -25,6 +25,7 @@ const (
 	maxDrafts   = 100              // sessions of one write
 	closedKept  = 24 * time.Hour   // how long a closed session can be looked at of which nothing is recorded
 	closedMost  = 10000            // such sessions
+	leavingMost = 2000             // ends that wait while the store fails; further ones are not stored, and a restart finds those sessions asleep
 	lossesKept  = 32               // in a session's description
 	maxAccount  = 1 << 20          // bytes of JSON; a session with more is stored without its clients
 	orphanGrace = 5 * time.Minute  // how long a session that nobody named waits for its shim after a restart

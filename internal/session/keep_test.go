@@ -463,6 +463,22 @@ func TestSessionsGoOnWithoutTheStore(t *testing.T) {
 	})
 }
 
+// N6: while the store fails no more ends wait for it than are of use.
+func TestEndsThatCannotBeStoredDoNotPileUp(t *testing.T) {
+	inKeptWorld(t, usual, nil, func(w *kept) {
+		if err := w.store.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for range leavingMost + 100 {
+			w.client("", "").Delete()
+		}
+		synctest.Wait()
+		if st := w.m.Stats(); st.Unsaved != leavingMost {
+			t.Errorf("%d wait to be stored", st.Unsaved)
+		}
+	})
+}
+
 // N6, retention: what is stored of closed sessions is bounded.
 func TestClosedSessionsAreForgotten(t *testing.T) {
 	inKeptWorld(t, usual, nil, func(w *kept) {

@@ -400,7 +400,11 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	s.changedLocked()
 	s.state = Closed
 	delete(m.sessions, key{s.principal, s.id})
-	if m.unsaved[s] {
+	switch {
+	case !m.unsaved[s]:
+	case len(m.leaving) >= leavingMost:
+		delete(m.unsaved, s)
+	default:
 		s.forgotten = make(chan struct{})
 		m.leaving[key{s.principal, s.id}] = s
 	}
