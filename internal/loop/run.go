@@ -22,7 +22,7 @@ type Run struct {
 	upstream *model.Upstream
 	asked    map[string]*inputItem   // requests for approval in the input, by id
 	approved []*inputItem            // those of them that were approved, in the order of the answers
-	answers  []string                // the ids of those that the input answers
+	declined []string                // the ids of those that were declined, now or in an earlier response
 	listed   map[string][]ListedTool // what the input says that servers list, by label
 
 	// Owned by the goroutine of Do.
@@ -84,9 +84,15 @@ func newRun(e *Engine, t *Task) (*Run, error) {
 	return r, nil
 }
 
-// Answers returns the ids of the requests for approval that the input answers, those aside
-// that it shows to be history.
-func (r *Run) Answers() []string { return r.answers }
+// Answers returns the ids of the requests for approval that the input answers. Those are left
+// out that it shows to have been called already; what was declined may be history, too, which
+// changes nothing.
+func (r *Run) Answers() (approved, declined []string) {
+	for _, request := range r.approved {
+		approved = append(approved, request.ID)
+	}
+	return approved, r.declined
+}
 
 // Do works on the task until it is done, tells observe of every step, in order and one at
 // a time, and then cleans up (X4): observe has got Ended by then, so nobody need wait for
@@ -324,13 +330,14 @@ func (r *Run) readInput() error {
 			return fmt.Errorf("input[%d]: the request for approval %q was answered already", i, it.RequestID)
 		}
 		answered[it.RequestID] = true
-		r.answers = append(r.answers, it.RequestID)
-		if *it.Approve {
-			if !slices.ContainsFunc(r.t.Servers, func(s Server) bool { return s.Label == request.Label }) {
-				return fmt.Errorf("input[%d]: approves a call of the server %q, which tools does not name", i, request.Label)
-			}
-			r.approved = append(r.approved, request)
+		if !*it.Approve {
+			r.declined = append(r.declined, it.RequestID)
+			continue
 		}
+		if !slices.ContainsFunc(r.t.Servers, func(s Server) bool { return s.Label == request.Label }) {
+			return fmt.Errorf("input[%d]: approves a call of the server %q, which tools does not name", i, request.Label)
+		}
+		r.approved = append(r.approved, request)
 	}
 	return nil
 }

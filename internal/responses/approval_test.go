@@ -70,6 +70,17 @@ func TestCallsAreDeclined(t *testing.T) {
 	second := w.post(`{"model":"m","input":` + again(t, o, no) + `,` + asking + `}`).object(t)
 	want(t, second, "status", "completed", "output.0.type", "message", "output.1", nil)
 	want(t, w.prompts()[0], "messages.1.tool_calls.0.function.name", "a__act", "messages.2.content", "declined: too dear")
+	yes := map[string]any{"type": "mcp_approval_response", "approval_request_id": at(o, "output.1.id"), "approve": true}
+	if g := w.post(`{"model":"m","input":` + again(t, o, yes) + `,` + asking + `}`); g.status != http.StatusBadRequest {
+		t.Errorf("it is approved after that: %d %s", g.status, g.body)
+	}
+	// That it was declined is history then, and the conversation goes on.
+	for _, input := range []string{`"previous_response_id":"` + id(second) + `","input":"and now?"`, `"input":` + again(t, o, no, at(second, "output.0"), map[string]any{"role": "user", "content": "and now?"})} {
+		w.answers(says("well"))
+		third := w.post(`{"model":"m",` + input + `,` + asking + `}`).object(t)
+		want(t, third, "status", "completed", "output.0.type", "message")
+		want(t, w.prompts()[0], "messages.2.content", "declined: too dear", "messages.3.content", "pity", "messages.4.content", "and now?")
+	}
 	if n := w.noted(); count(n, "call a.act") != 0 {
 		t.Errorf("the ledger is %q", n)
 	}

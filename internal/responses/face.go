@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -300,14 +301,15 @@ func (x *exchange) begin(req *request) (*run, error) {
 		cancel(nil)
 		return nil, err
 	}
-	err = x.answerApprovals(x.r.Context(), r, work.Answers())
+	approved, declined := work.Answers()
+	err = x.answerApprovals(x.r.Context(), r, approved, declined)
 	if err == nil && req.background {
 		if r.become(statusQueued, nil); r.unkept != nil {
 			err = errNotStored
 		}
 	}
 	if err != nil {
-		x.forgetApprovals(r, work.Answers())
+		x.forgetApprovals(r, slices.Concat(approved, declined))
 		cancel(nil)
 		x.leave(r)
 		return nil, err
@@ -357,7 +359,7 @@ func (f *Face) work(ctx context.Context, r *run, work *loop.Run) {
 	t := &teller{r: r, parts: map[int]*part{}}
 	outcome := work.Do(ctx, func(e loop.Event) {
 		if e.Kind == loop.Ended && (e.Outcome.Status == loop.Failed || e.Outcome.Status == loop.Cancelled) {
-			f.forgetApprovals(r, unused(work.Answers(), e.Outcome.Output))
+			f.forgetApprovals(r, unused(slices.Concat(work.Answers()), e.Outcome.Output))
 		}
 		t.observe(e)
 	})

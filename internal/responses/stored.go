@@ -237,12 +237,16 @@ func (f *Face) outputOf(ctx context.Context, principal, id string) ([]json.RawMe
 
 func present(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 
-// answerApprovals says in the store which requests for approval the run answers. One that
-// another response has answered is refused (B.5.8).
-func (f *Face) answerApprovals(ctx context.Context, r *run, requests []string) error {
-	for _, id := range requests {
+// answerApprovals says in the store which requests for approval the run answers. To approve
+// one that another response has answered is refused (B.5.8); to decline it is what the history
+// of that response does, and calls nothing.
+func (f *Face) answerApprovals(ctx context.Context, r *run, approved, declined []string) error {
+	for i, id := range slices.Concat(approved, declined) {
 		err := f.cfg.Store.AnswerApproval(ctx, r.principal, id, r.id)
 		if errors.Is(err, store.ErrConflict) {
+			if i >= len(approved) {
+				continue
+			}
 			return refused("the request for approval %q was answered already", id)
 		}
 		if err != nil {
