@@ -95,15 +95,33 @@ func (m *Models) End(ctx context.Context, principal, id string, force bool) (fou
 	for _, a := range calls {
 		a.cancel(errEnded) // which is nothing to those that have ended
 	}
-	for _, a := range calls {
-		<-a.done
-	}
+	m.letGo(calls)
 	for _, a := range calls {
 		if a.turn != nil { // one of them may have begun the life that is to end
 			err = errors.Join(err, m.closeLife(ctx, a.session))
 		}
 	}
 	return found || len(calls) > 0, err
+}
+
+// letGo waits for calls that were cancelled. Their clients have as long to take what there
+// is for them as they have for a write.
+func (m *Models) letGo(calls []*active) {
+	late := time.NewTimer(m.cfg.WriteDeadline)
+	defer late.Stop()
+	for i, a := range calls {
+		select {
+		case <-a.done:
+			continue
+		case <-late.C:
+		}
+		for _, a := range calls[i:] {
+			if a.turn != nil {
+				a.turn.out.leave()
+			}
+		}
+		<-a.done
+	}
 }
 
 // closeRecording closes the newest life of a session, and reports whether it was open.

@@ -113,6 +113,9 @@ func TestPatienceWithAClient(t *testing.T) {
 		}
 		o.write(piece)
 		o.finish(nil, io.EOF)
+		if n, err := answer.Read(piece); n != 0 || err != ErrAborted {
+			t.Errorf("the client that was given up reads %d bytes, %v", n, err)
+		}
 		if n, full := o.delivered(); full || n > outletBytes {
 			t.Errorf("delivered are %d bytes, all: %v", n, full)
 		}
@@ -326,6 +329,62 @@ func TestCallWithoutItsIntent(t *testing.T) {
 		}
 		if body, err := io.ReadAll(got); err != nil || string(body) != answer {
 			t.Errorf("observe: got %q, %v", body, err)
+		}
+		_ = got.Close()
+	}
+}
+
+// N4: a session's end by force does not wait for a client that takes its answer slowly; the
+// client sees that it has not got everything.
+func TestEndDoesNotWaitForASlowClient(t *testing.T) {
+	const answer = `{"choices":[{"message":{"role":"assistant"},"finish_reason":"stop"}]}`
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, answer)
+	}))
+	defer engine.Close()
+	st, err := store.Open(t.Context(), store.Config{Path: filepath.Join(t.TempDir(), "test.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	limits := config.UpstreamTimeouts{Connect: time.Minute, FirstByte: time.Minute, Idle: time.Minute}
+	m := New(Config{
+		LLM:   config.LLM{MaxBody: 1 << 20, MaxQueued: 1 << 20, Upstreams: []*config.Upstream{{Name: "main", BaseURL: engine.URL, Timeouts: limits}}},
+		Store: st, WriteDeadline: 50 * time.Millisecond,
+	})
+	defer m.Close(t.Context())
+	request, err := dialect.ParseRequest(dialect.Chat, []byte(`{}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := Call{
+		Principal: "local", Session: "s", Policy: config.RecordTrain, API: dialect.Chat, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte(`{}`), Request: request,
+	}
+	for _, read := range []int{0, 1} { // and the rest never
+		got, err := m.Do(t.Context(), call)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(got, make([]byte, read)); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() {
+			_, err := m.End(t.Context(), "local", "s", true)
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(30 * time.Second):
+			_ = got.Close()
+			t.Fatal("the end waits")
+		}
+		if body, err := io.ReadAll(got); err != ErrAborted {
+			t.Errorf("got %q, %v", body, err)
 		}
 		_ = got.Close()
 	}

@@ -194,7 +194,7 @@ func (o *outlet) hold() {
 	signal(o.filled)
 }
 
-// leave is the client's. It may be called more than once.
+// leave is the client's, or gives the client up. It may be called more than once.
 func (o *outlet) leave() {
 	o.mu.Lock()
 	early := !o.gone && !o.full && o.failure == nil
@@ -205,6 +205,7 @@ func (o *outlet) leave() {
 		o.overLocked()
 	}
 	o.mu.Unlock()
+	signal(o.filled) // a client that was given up is told
 	if early {
 		o.left()
 	}
@@ -270,6 +271,9 @@ func (o *outlet) take(p []byte) (n int, holding bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.settled = o.handed
+	if o.gone && !o.full {
+		return 0, false, ErrAborted // it was given up: what is missing must not look like the whole
+	}
 	if len(o.buf) > 0 {
 		n = copy(p, o.buf)
 		o.handed += int64(n)
