@@ -152,7 +152,12 @@ func (p *patient) Write(b []byte) (int, error) {
 		return 0, context.Cause(p.ctx)
 	}
 	p.sent = true
-	return p.w.Write(b)
+	n, err := p.w.Write(b)
+	if err == nil {
+		// The next rows may take longer, and the connection goes on to the next request.
+		_ = p.conn.SetWriteDeadline(time.Time{})
+	}
+	return n, err
 }
 
 // trajectories gives a session's rows of the format messages, or tokens, as one answer.

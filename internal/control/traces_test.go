@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -413,6 +414,34 @@ func TestExport(t *testing.T) {
 func bytesAfter(body []byte, lines int) string {
 	all := strings.SplitAfter(string(body), "\n")
 	return strings.Join(all[lines:], "")
+}
+
+// timed remembers the deadline of writes.
+type timed struct {
+	*httptest.ResponseRecorder
+	set, last time.Time
+}
+
+// SetWriteDeadline is called by http.ResponseController.
+func (w *timed) SetWriteDeadline(at time.Time) error {
+	if w.last = at; !at.IsZero() {
+		w.set = at
+	}
+	return nil
+}
+
+// J3: each write of an export has its time, and none is left for what the connection does
+// next.
+func TestExportLeavesNoDeadline(t *testing.T) {
+	w := newWorld(t, `{"mcpServers": {}}`)
+	w.record(turn(keyOf("local", "s"), "t1", "hi", "ho"))
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, w.url+"/api/v1/export?format=calls", nil)
+	r.RemoteAddr = "127.0.0.1:9"
+	out := &timed{ResponseRecorder: httptest.NewRecorder()}
+	w.front.ServeHTTP(out, r)
+	if out.Code != 200 || out.Body.Len() == 0 || out.set.IsZero() || !out.last.IsZero() {
+		t.Errorf("%d with %d bytes; the deadline was %v and is %v", out.Code, out.Body.Len(), out.set, out.last)
+	}
 }
 
 // What a format cannot take is said behind the rows.
