@@ -72,7 +72,7 @@ func (s *Session) welcome(scope string, v Invitation) (*Guest, error) {
 	c.keepHeader(func(name string) []string { return v.Header.Values(name) })
 	c.entered.Store(true)
 	m.mu.Lock()
-	if s.state != Active {
+	if s.state != Active && !s.lingersLocked() {
 		defer m.mu.Unlock()
 		s.exitLocked()
 		return nil, s.cause

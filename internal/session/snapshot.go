@@ -50,7 +50,7 @@ func (s *Session) Snapshot(ctx context.Context, server string, lease bool) (*Pic
 	slow.Server = shown.Name
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, slow)
 	defer cancel()
-	if err := s.enter(); err != nil {
+	if err := s.enterForTask(); err != nil {
 		return nil, err
 	}
 	g, err := s.welcome(shown.Name, Invitation{})
@@ -119,6 +119,23 @@ func (s *Session) pictured(name string) (server *config.Server, leased bool, err
 	}
 	return nil, false, fault.New(fault.BadRequest, "there is a picture of several servers (%s); name one", strings.Join(names, ", "))
 }
+
+// enterForTask is enter, also for a session that is to end, while its tasks have their time (N4).
+func (s *Session) enterForTask() error {
+	m := s.m
+	m.mu.Lock()
+	if err := s.refusalLocked(); err != nil && !s.lingersLocked() {
+		m.mu.Unlock()
+		return err
+	}
+	begin := s.enterLocked()
+	m.mu.Unlock()
+	begin()
+	return nil
+}
+
+// lingersLocked reports whether tasks still go on in the session.
+func (s *Session) lingersLocked() bool { return len(s.tasks) > 0 && s.ctx.Err() == nil }
 
 func hasPicture(server *config.Server) bool {
 	return server.Sharing == config.Exclusive && server.Instances.Snapshot.Tool != ""

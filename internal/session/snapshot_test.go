@@ -197,3 +197,31 @@ func TestSnapshotFails(t *testing.T) {
 		}
 	})
 }
+
+// A2, N4: a task that has its time while its session ends shows what it has used, too; when
+// that time is over nothing does.
+func TestATaskTakesAPictureWhileItsSessionEnds(t *testing.T) {
+	inWorld(t, usual, []*config.Server{pictured("browser", 1)}, func(w *world) {
+		w.shooters(func() string { return shot })
+		c := w.client("browser", "a")
+		w.works(c.do(1, wire.ToolsCall, echo))
+		task, end := w.start("a")
+		grace, cancel := context.WithTimeout(w.Context(), time.Minute)
+		defer cancel()
+		ended := make(chan error)
+		go func() { ended <- w.m.End(grace, "local", false, "a", false) }()
+		synctest.Wait()
+		if p, err := task.Session().Snapshot(w.Context(), "", false); err != nil || p.Server != "browser" {
+			t.Errorf("%v, %v", p, err)
+		}
+		cancel()
+		synctest.Wait()
+		if _, err := task.Session().Snapshot(w.Context(), "browser", true); err == nil {
+			t.Error("there is a picture after the end")
+		}
+		_ = end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
