@@ -50,6 +50,9 @@ func (s *Session) Snapshot(ctx context.Context, server string, lease bool) (*Pic
 	slow.Server = shown.Name
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, slow)
 	defer cancel()
+	if ctx.Err() != nil { // the instance had better hear nothing of it
+		return nil, context.Cause(ctx)
+	}
 	if err := s.enterForTask(); err != nil {
 		return nil, err
 	}
