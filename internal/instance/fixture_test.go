@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -35,6 +36,28 @@ type world struct {
 	cannot    map[string]error // of asks, by tool; "" is the ping
 	askedFor  []string
 	catalogue *Catalogue
+
+	handed func(server, session string) // an instance is reserved for a session, with Pools.mu held; or nil
+}
+
+// ward is the log of a world's Pools, which tells each change while it is made.
+type ward struct{ w *world }
+
+func (ward) Enabled(context.Context, slog.Level) bool { return true }
+func (x ward) WithAttrs([]slog.Attr) slog.Handler     { return x }
+func (x ward) WithGroup(string) slog.Handler          { return x }
+
+func (x ward) Handle(_ context.Context, r slog.Record) error {
+	if r.Message != "instance "+string(Leased) || x.w.handed == nil {
+		return nil
+	}
+	said := map[string]string{}
+	r.Attrs(func(a slog.Attr) bool {
+		said[a.Key] = a.Value.String()
+		return true
+	})
+	x.w.handed(said["server"], said["session"])
+	return nil
 }
 
 type instant = time.Duration // since the start of the test
@@ -46,7 +69,7 @@ func inWorld(t *testing.T, test func(w *world)) {
 			T: t, alive: map[string]int{}, most: map[string]int{}, launches: map[string][]instant{}, took: map[string]time.Duration{}, cannot: map[string]error{}, hangs: map[string]bool{},
 			catalogue: &Catalogue{Handshake: &pool.Handshake{Version: "2025-11-25"}},
 		}
-		w.pools = New(Config{Launcher: w})
+		w.pools = New(Config{Launcher: w, Log: slog.New(ward{w})})
 		defer func() {
 			over, cancel := context.WithCancel(context.Background())
 			cancel()

@@ -60,17 +60,24 @@ func (c *crowd) take(s *config.Server) {
 	synctest.Wait()
 }
 
-// served checks that nobody who came before waits any more, but for an instance that is
-// reserved for him already.
-func (c *crowd) served(n int, l *Lease) {
-	c.w.pools.mu.Lock()
-	for _, x := range l.in.server.waiters {
+// handed checks, with Pools.mu held, that nobody who came before waits any more when an
+// instance is reserved for somebody. (He may wait again when that one has it: if the one
+// that was reserved for him is dead.)
+func (c *crowd) handed(server, session string) {
+	var n int
+	if _, err := fmt.Sscanf(session, "s%d", &n); err != nil {
+		c.w.Errorf("an instance is reserved for %q: %v", session, err)
+	}
+	for _, x := range c.w.pools.servers[server].waiters {
 		var before int
 		if _, err := fmt.Sscanf(x.Session, "s%d", &before); err != nil || before < n {
-			c.w.Errorf("%s was served before %s (%v)", name(n), x.Session, err)
+			c.w.Errorf("%s gets an instance before %s (%v)", session, x.Session, err)
 		}
 	}
-	c.w.pools.mu.Unlock()
+}
+
+// served checks that nobody else has the instance.
+func (c *crowd) served(n int, l *Lease) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if other, taken := c.has[l.number()]; taken {
@@ -134,6 +141,9 @@ func randomUse(w *world, r *rand.Rand, most int, maxWait time.Duration, atOnce i
 		i.MaxLifetime = time.Duration(r.IntN(3)) * 20 * time.Second
 	})
 	c := &crowd{w: w, held: map[*Lease]int{}, has: map[int]int{}, gaveUp: map[string]bool{}}
+	w.pools.mu.Lock()
+	w.handed = c.handed
+	w.pools.mu.Unlock()
 	for range atOnce {
 		c.take(s)
 	}
