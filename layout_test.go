@@ -23,7 +23,7 @@ var arrows = map[string][]string{
 	// Faces.
 	"internal/control":   {"config", "event", "fault", "front", "instance", "model", "pool", "process", "session", "sse", "store", "trace", "wire"},
 	"internal/gateway":   {"era", "fault", "front", "mux", "relay", "session", "sse", "wire"},
-	"internal/recorder":  {"config", "dialect", "fault", "front", "model", "wire"},
+	"internal/recorder":  {"dialect", "fault", "front", "model", "wire"},
 	"internal/tools":     {"fault", "loop", "session", "wire"},
 	"internal/responses": {"config", "dialect", "fault", "front", "loop", "model", "session", "sse", "store", "wire"},
 

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"roundhouse/internal/config"
 	"roundhouse/internal/dialect"
 	"roundhouse/internal/fault"
 	"roundhouse/internal/front"
@@ -121,8 +120,8 @@ func (x *exchange) generate() (*model.Answer, error) {
 	if c.Session, err = front.SessionName(x.r, inBody); err != nil {
 		return nil, err
 	}
-	if c.Policy, err = policy(x.r); err != nil {
-		return nil, err
+	if c.Policy, err = front.RecordPolicy(x.r); err != nil {
+		return nil, refuse(http.StatusBadRequest, "%v", err)
 	}
 	if unread != nil && !errors.Is(unread, dialect.ErrUnreadable) {
 		return nil, x.cfg.Models.Refuse(x.r.Context(), c, refuse(http.StatusBadRequest, "%v", unread))
@@ -131,20 +130,6 @@ func (x *exchange) generate() (*model.Answer, error) {
 		c.Retries = int(n)
 	}
 	return x.cfg.Models.Do(x.r.Context(), c)
-}
-
-// policy reads what a request says of its own recording (C3).
-func policy(r *http.Request) (config.RecordPolicy, error) {
-	values := r.Header["X-Roundhouse-Record"]
-	if len(values) == 0 {
-		return "", nil
-	}
-	switch p := config.RecordPolicy(values[0]); {
-	case len(values) > 1:
-	case p == config.RecordTrain, p == config.RecordObserve, p == config.RecordOff:
-		return p, nil
-	}
-	return "", refuse(http.StatusBadRequest, "the header X-Roundhouse-Record must be one of train, observe, off")
 }
 
 // body reads the whole body, and counts it as held in memory until release (C11).

@@ -260,9 +260,9 @@ func (x *exchange) begin(req *request) (*run, error) {
 	if err != nil {
 		return nil, err
 	}
-	policy, err := recordPolicy(x.r)
+	policy, err := front.RecordPolicy(x.r)
 	if err != nil {
-		return nil, err
+		return nil, refused("%v", err)
 	}
 	if req.background && !req.store {
 		return nil, refused("background needs store: what is not stored cannot be asked for later")
@@ -397,20 +397,6 @@ func (x *exchange) stream(r *run, n int) {
 }
 
 var errQuiet = errors.New("nothing has come for a while")
-
-// recordPolicy reads what a request says of the recording of its model calls (C3).
-func recordPolicy(r *http.Request) (config.RecordPolicy, error) {
-	values := r.Header["X-Roundhouse-Record"]
-	if len(values) == 0 {
-		return "", nil
-	}
-	switch p := config.RecordPolicy(values[0]); {
-	case len(values) > 1:
-	case p == config.RecordTrain, p == config.RecordObserve, p == config.RecordOff:
-		return p, nil
-	}
-	return "", refused("the header X-Roundhouse-Record must be one of train, observe, off")
-}
 
 // fail answers with an error in the API's form.
 func (x *exchange) fail(err error) {
