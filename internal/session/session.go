@@ -224,10 +224,13 @@ func (s *Session) holding() *pool.Holder {
 func (s *Session) whyEnded() error { return cmp.Or(context.Cause(s.ctx), error(errEnded)) }
 
 // enter begins a request: it wakes a dormant session and keeps it awake until exit.
-func (s *Session) enter() error {
+func (s *Session) enter() error { return s.enterUnless(s.refusalLocked) }
+
+// enterUnless is enter with its own reason to refuse, which is asked for under the lock.
+func (s *Session) enterUnless(refusalLocked func() error) error {
 	m := s.m
 	m.mu.Lock()
-	if err := s.refusalLocked(); err != nil {
+	if err := refusalLocked(); err != nil {
 		m.mu.Unlock()
 		return err
 	}

@@ -125,16 +125,12 @@ func (s *Session) pictured(name string) (server *config.Server, leased bool, err
 
 // enterForTask is enter, also for a session that is to end, while its tasks have their time (N4).
 func (s *Session) enterForTask() error {
-	m := s.m
-	m.mu.Lock()
-	if err := s.refusalLocked(); err != nil && !s.lingersLocked() {
-		m.mu.Unlock()
-		return err
-	}
-	begin := s.enterLocked()
-	m.mu.Unlock()
-	begin()
-	return nil
+	return s.enterUnless(func() error {
+		if s.lingersLocked() {
+			return nil
+		}
+		return s.refusalLocked()
+	})
 }
 
 // lingersLocked reports whether tasks still go on in the session.

@@ -137,7 +137,7 @@ func goes(p *prompt) turn {
 
 func taskOf(task, more string) string { return `{"task":` + string(wire.Quote(task)) + more + `}` }
 
-// A2: a model works with the session's tools until it is done; what it says and does is
+// A2, X8: a model works with the session's tools until it is done; what it says and does is
 // told, and the answer is all its text, and a picture of the instance that it used.
 func TestRunTask(t *testing.T) {
 	withModel(t, goes, func(w *world) {

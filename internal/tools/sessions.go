@@ -99,26 +99,33 @@ func (t *Tools) release() tool {
 			`"session_id": {"type": "string", "description": "The session that has it; without it, that of this connection."}`,
 		required: []string{"server"},
 		run: func(_ context.Context, c *session.OwnCall) (result, error) {
-			var a struct {
-				Server  string `json:"server"`
-				Session string `json:"session_id"`
-			}
-			if err := read(c.Arguments, &a); err != nil {
-				return result{}, err
-			}
-			id, err := place(c, a.Session)
+			server, id, err := instanceOf(c)
 			if err != nil {
 				return result{}, err
 			}
-			if err := c.Manager().ReleaseLease(c.Client.Session().Principal(), false, id, a.Server); err != nil {
+			if err := c.Manager().ReleaseLease(c.Client.Session().Principal(), false, id, server); err != nil {
 				return result{}, err
 			}
-			return said("session "+id+" has no instance of "+a.Server+" any more", struct {
+			return said("session "+id+" has no instance of "+server+" any more", struct {
 				Session string `json:"session"`
 				Server  string `json:"server"`
-			}{id, a.Server}), nil
+			}{id, server}), nil
 		},
 	}
+}
+
+// instanceOf reads the arguments of a tool that is about a server's instance, and names the
+// session that has it.
+func instanceOf(c *session.OwnCall) (server, id string, err error) {
+	var a struct {
+		Server  string `json:"server"`
+		Session string `json:"session_id"`
+	}
+	if err := read(c.Arguments, &a); err != nil {
+		return "", "", err
+	}
+	id, err = place(c, a.Session)
+	return a.Server, id, err
 }
 
 // screenshot is the tool that shows a session's instance (A1).
@@ -129,14 +136,7 @@ func (t *Tools) screenshot() tool {
 		annotations: `{"readOnlyHint": true}`,
 		properties:  `"server": {"type": "string", "description": "The server whose instance is shown; it need not be given where there is only one."}, ` + sessionID,
 		run: func(ctx context.Context, c *session.OwnCall) (result, error) {
-			var a struct {
-				Server  string `json:"server"`
-				Session string `json:"session_id"`
-			}
-			if err := read(c.Arguments, &a); err != nil {
-				return result{}, err
-			}
-			id, err := place(c, a.Session)
+			server, id, err := instanceOf(c)
 			if err != nil {
 				return result{}, err
 			}
@@ -145,7 +145,7 @@ func (t *Tools) screenshot() tool {
 				return result{}, err
 			}
 			defer b.Leave()
-			picture, err := b.Session().Snapshot(ctx, a.Server, true)
+			picture, err := b.Session().Snapshot(ctx, server, true)
 			if err != nil {
 				return result{}, err
 			}
