@@ -482,16 +482,25 @@ func (c *chaos) wantNothing() {
 	passed("no connection is left")
 	eventually(c.t, "no server is left", func() bool { return len(c.leftovers("badserver")) == 0 && len(children(c.t)) == 0 })
 	passed("no server is left")
-	var status struct {
-		Clients, InFlight int
-		Budget            struct{ Held []json.RawMessage }
-	}
-	if err := json.Unmarshal(c.own("GET", "/api/v1/status").body, &status); err != nil {
-		c.t.Fatal(err)
-	}
-	if status.Clients != 0 || status.InFlight != 0 || len(status.Budget.Held) != 0 {
-		c.t.Errorf("without sessions the status is %+v", status)
-	}
+	// A process is gone a moment before the daemon has heard of it and gives its place back.
+	var last string
+	defer func() {
+		if c.t.Failed() {
+			c.t.Logf("status: %s", last)
+		}
+	}()
+	eventually(c.t, "without sessions the status names no client, no call and no place held", func() bool {
+		b := c.own("GET", "/api/v1/status").body
+		last = string(b)
+		var status struct {
+			Clients, InFlight int
+			Budget            struct{ Held []json.RawMessage }
+		}
+		if err := json.Unmarshal(b, &status); err != nil {
+			c.t.Fatal(err)
+		}
+		return status.Clients == 0 && status.InFlight == 0 && len(status.Budget.Held) == 0
+	})
 }
 
 // audit compares the ledger with what callers were told.
