@@ -70,7 +70,8 @@ func TestKilledDaemonLosesNoTurn(t *testing.T) {
 	upstream := engine(t, 3, func() time.Duration { return time.Duration(rand.IntN(3000)) * time.Microsecond })
 	outcomes := map[store.Outcome]int{}
 	ended := 0
-	for round := range kills {
+	met := func() bool { return ended > 0 && outcomes[store.Complete] >= ended && outcomes[store.Lost] > 0 }
+	for round := 0; round < kills || !met() && round < kills+20; round++ { // on a busy machine few kills may come into a stream
 		d := n.serve(recording(upstream.URL))
 		seen := d.streamUntilKilled(round, streams)
 		ended += len(seen)
@@ -101,7 +102,7 @@ func TestKilledDaemonLosesNoTurn(t *testing.T) {
 		}
 	}
 	t.Logf("%d kills: clients saw %d ends; stored are %v", kills, ended, outcomes)
-	if ended == 0 || outcomes[store.Complete] < ended || outcomes[store.Lost] == 0 {
+	if !met() {
 		t.Errorf("the kills did not meet what they were meant for")
 	}
 }

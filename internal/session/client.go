@@ -127,6 +127,7 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 		}
 	}
 	c.session.changed()
+	c.session.settle(ctx)
 	return c, mux.Pieces{wire.Result(h.Frame.ID(), result)}, nil
 }
 

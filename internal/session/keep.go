@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"roundhouse/internal/config"
-	"roundhouse/internal/fault"
 	"roundhouse/internal/store"
 )
 
@@ -22,6 +21,7 @@ const (
 	keepLazily  = 30 * time.Second // between two looks at what was active
 	keepTidily  = time.Hour        // between two looks at what is closed
 	keepRetry   = time.Second      // after a failure
+	keepWait    = 2 * time.Second  // how long an answer waits until what it tells of is stored
 	maxDrafts   = 100              // sessions of one write
 	closedKept  = 24 * time.Hour   // how long a closed session can be looked at of which nothing is recorded
 	closedMost  = 10000            // such sessions
@@ -92,6 +92,43 @@ func (s *Session) changed() {
 	s.changedLocked()
 }
 
+// settle waits until what has changed of a session is stored, so that no crash takes from a
+// client what it was told of: its session, or an instance that is lent to it (N6). It
+// returns false if the store failed, has not answered for keepWait, or is not written to
+// any more because roundhouse ends.
+func (s *Session) settle(ctx context.Context) (stored bool) {
+	m := s.m
+	var late <-chan time.Time
+	for {
+		m.mu.Lock()
+		waits, wrote := m.unsaved[s] || m.saving[s], m.wrote
+		m.mu.Unlock()
+		if !waits {
+			return true
+		}
+		if late == nil {
+			timer := time.NewTimer(keepWait)
+			defer timer.Stop()
+			late = timer.C
+		}
+		select {
+		case <-wrote:
+		case <-late:
+			return false
+		case <-ctx.Done():
+			return false
+		case <-m.stop:
+			return false
+		}
+		m.mu.Lock()
+		failing := m.failing
+		m.mu.Unlock()
+		if failing {
+			return false
+		}
+	}
+}
+
 // keep writes what changes, until Shutdown.
 func (m *Manager) keep() {
 	lazily, tidily := time.NewTicker(keepLazily), time.NewTicker(keepTidily)
@@ -146,6 +183,7 @@ func (m *Manager) saveAll(ctx context.Context) {
 				break
 			}
 			delete(m.unsaved, s)
+			m.saving[s] = true
 			drafts = append(drafts, s.draftLocked())
 		}
 		m.mu.Unlock()
@@ -175,11 +213,17 @@ func (m *Manager) save(ctx context.Context, drafts []*draft) error {
 	err := m.cfg.Store.SaveSession(ctx, rows...)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.failing = err != nil
+	clear(m.saving)
+	close(m.wrote)
+	m.wrote = make(chan struct{})
 	for _, d := range drafts {
 		s := d.s
 		switch {
 		case err != nil:
-			m.unsaved[s] = true
+			if s.state != Closed || m.leaving[key{s.principal, s.id}] == s { // else it may not wait
+				m.unsaved[s] = true
+			}
 		case d.last:
 			if s.forgotten != nil {
 				close(s.forgotten)
@@ -193,25 +237,6 @@ func (m *Manager) save(ctx context.Context, drafts []*draft) error {
 		}
 	}
 	return err
-}
-
-// saved stores a session now.
-func (m *Manager) saved(ctx context.Context, s *Session) error {
-	if m.cfg.Store == nil {
-		return nil
-	}
-	m.mu.Lock()
-	if s.state == Closed || s.parting != nil { // then that is stored
-		m.mu.Unlock()
-		return nil
-	}
-	d := s.draftLocked()
-	m.mu.Unlock()
-	if err := m.save(ctx, []*draft{d}); err != nil {
-		m.cfg.Log.Error("a session could not be stored", "session", s.id, "err", err)
-		return fault.New(fault.Internal, "session %q has begun, but could not be stored; the daemon's log says why", s.id)
-	}
-	return nil
 }
 
 // Resave stores the principal's session of that id anew, if there is one: somebody has

@@ -77,10 +77,9 @@ func (w *kept) stop() {
 	}
 }
 
-// kill ends the daemon as kill -9 does: what is not stored by then never will be.
+// kill ends the daemon as kill -9 does: what is not stored by now never will be.
 func (w *kept) kill() {
 	w.Helper()
-	synctest.Wait()
 	if err := w.store.Close(); err != nil {
 		w.Error(err)
 	}
@@ -168,7 +167,8 @@ func TestSubscriptionsAndLevelsOutliveARestart(t *testing.T) {
 		w.works(c.do(2, wire.ResourcesSubscribe, `{"uri":"x://2"}`))
 		w.works(c.do(3, wire.ResourcesUnsubscribe, `{"uri":"x://2"}`))
 		w.works(c.do(4, wire.LoggingSetLevel, `{"level":"error"}`))
-		for range 2 { // the second time nothing was done in between
+		synctest.Wait() // what a client has told a server is stored a moment after its answer
+		for range 2 {   // the second time nothing was done in between
 			again()
 		}
 		w.works(w.known(c).do(5, wire.ToolsCall, echo))

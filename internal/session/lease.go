@@ -47,6 +47,7 @@ func (b *binding) borrow(ctx context.Context, h *pool.Holder, server *config.Ser
 	b.leases[att] = &lease{got, time.Now()}
 	b.mu.Unlock()
 	b.s.changed()
+	b.s.settle(ctx)
 	b.s.m.cfg.Log.Info("instance leased", "session", b.s.id, "server", b.name, "instance", got.Instance())
 	return att, nil
 }

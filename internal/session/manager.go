@@ -76,6 +76,9 @@ type Manager struct {
 	evicted  int64
 	cleanups map[Outcome]int64
 	unsaved  map[*Session]bool // true: it is to be stored
+	saving   map[*Session]bool // true: it is being stored
+	failing  bool              // the last write failed
+	wrote    chan struct{}     // closed, and made anew, when a write is over
 	leaving  map[key]*Session  // those that have ended, until that is stored
 }
 
@@ -89,7 +92,7 @@ func NewManager(cfg Config) *Manager {
 	}
 	m := &Manager{
 		cfg: cfg, sessions: map[key]*Session{}, clients: map[string]*Client{}, cleanups: map[Outcome]int64{},
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), unsaved: map[*Session]bool{}, leaving: map[key]*Session{},
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), unsaved: map[*Session]bool{}, saving: map[*Session]bool{}, wrote: make(chan struct{}), leaving: map[key]*Session{},
 	}
 	if cfg.Instances != nil {
 		cfg.Instances.Configure(cfg.Servers)

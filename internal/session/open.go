@@ -194,8 +194,8 @@ func (m *Manager) Create(ctx context.Context, spec Spec) (Info, error) {
 	}
 	s.exit()
 	// The policy of its recording is read from the store, so it is there before the answer.
-	if err := m.saved(ctx, s); err != nil {
-		return Info{}, err
+	if !s.settle(ctx) {
+		return Info{}, fault.New(fault.Internal, "session %q has begun, but is not stored yet; the daemon's log says why", id)
 	}
 	return m.Get(spec.Principal, false, id)
 }

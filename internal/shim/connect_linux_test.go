@@ -240,7 +240,7 @@ func TestAwayForAWhile(t *testing.T) {
 func TestAwayForEver(t *testing.T) {
 	m := newMachine(t, "", "")
 	first := m.serve("--listen", "127.0.0.1:0")
-	h := m.connect("everything", "--no-autostart", "--wait", "300ms")
+	h := m.connect("everything", "--no-autostart", "--wait", "2s")
 	h.echo()
 	m.stop(first)
 	for range 2 {
@@ -298,7 +298,7 @@ func TestNoFallback(t *testing.T) {
 // H8: what is wrong with the configuration is what the client is told.
 func TestABrokenConfiguration(t *testing.T) {
 	m := newMachine(t, "", `"listenn": 1`)
-	h := m.start(m.command("connect", "--wait", "500ms"))
+	h := m.start(m.command("connect", "--wait", "4s"))
 	if _, err := h.initialize(); err == nil || !strings.Contains(err.Error(), "mcp.json:1:") || !strings.Contains(err.Error(), `"listen"`) {
 		t.Errorf("the client is told: %v", err)
 	}
@@ -365,12 +365,12 @@ func TestASocketOfAnotherUser(t *testing.T) {
 	if _, err := io.ReadFull(out, make([]byte, len("<nil>"))); err != nil {
 		t.Fatal(err)
 	}
-	h := m.connect("everything", "--wait", "200ms")
+	h := m.connect("everything", "--wait", "2s")
 	h.echo()
 	if got := h.stderr.String(); !strings.Contains(got, "another user") {
 		t.Errorf("stderr is %s", got)
 	}
-	h = m.start(m.command("connect", "--wait", "200ms"))
+	h = m.start(m.command("connect", "--wait", "2s"))
 	if _, err := h.initialize(); err == nil || !strings.Contains(err.Error(), "another user") {
 		t.Errorf("the client is told: %v", err)
 	}
@@ -385,7 +385,7 @@ func TestADaemonOfAnotherFile(t *testing.T) {
 	if err := os.WriteFile(other, []byte(`{"mcpServers": {}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h := m.start(m.command("connect", "everything", "--config", other, "--wait", "200ms"))
+	h := m.start(m.command("connect", "everything", "--config", other, "--wait", "2s"))
 	if _, err := h.initialize(); err == nil || !strings.Contains(err.Error(), other) {
 		t.Errorf("the client is told: %v", err)
 	}
