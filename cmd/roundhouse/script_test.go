@@ -40,7 +40,7 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
-		Deadline:            time.Now().Add(time.Minute),
+		Deadline:            time.Now().Add(5 * time.Minute),
 		Cmds:                scriptCommands,
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("SERVER", server)
@@ -289,7 +289,7 @@ type background struct {
 // exits.
 const raceOptions = "atexit_sleep_ms=0"
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // start runs a command until the end of the script, with inherited as its descriptor 3.
 func start(ts *testscript.TestScript, inherited *os.File, command string, args ...string) *background {

@@ -15,7 +15,7 @@ import (
 )
 
 // patience bounds every wait of these tests. Nothing takes so long when it works.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // peer is a running server and our ends of its pipes.
 type peer struct {

@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen; the machine may be busy.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var (
 	buildFlags []string

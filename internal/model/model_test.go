@@ -379,7 +379,7 @@ func TestEndDoesNotWaitForASlowClient(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			_ = got.Close()
 			t.Fatal("the end waits")
 		}

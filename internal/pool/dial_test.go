@@ -129,7 +129,7 @@ func (a answer) wait(t *testing.T) string {
 	select {
 	case got := <-a:
 		return got
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the call hangs")
 		return ""
 	}
@@ -140,7 +140,7 @@ func (p *person) wait(t *testing.T) *mux.Ask {
 	select {
 	case a := <-p.asked:
 		return a
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("nobody asks")
 		return nil
 	}

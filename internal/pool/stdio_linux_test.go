@@ -127,7 +127,7 @@ func use(t *testing.T, a *Attachment, tool, arguments string) string {
 	select {
 	case got := <-out:
 		return got
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("the call of %s hangs", tool)
 		return ""
 	}
@@ -327,7 +327,7 @@ func TestAnAddedToolIsAnnounced(t *testing.T) {
 		if what != "tools changed" {
 			t.Errorf("heard %q", what)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("nothing was announced")
 	}
 	l, err := a.List(t.Context(), Tools)

@@ -133,7 +133,7 @@ func TestPromptIsNotAskedFor(t *testing.T) {
 		select {
 		case <-r.Context().Done():
 			ended.Store(true)
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 		}
 	}, nil))
 	if g := w.post("/v1/chat/completions", strings.Replace(llamaAsk, `"s1"`, `"s2"`, 1)); g.status != 400 {

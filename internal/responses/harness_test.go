@@ -34,7 +34,7 @@ import (
 )
 
 // patience bounds what must happen; the machine may be busy.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // world is the face behind real sockets, with a scripted model, and tool servers in memory
 // that write down what is done to them.

@@ -24,7 +24,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen; the machine may be busy.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // playListen makes the test process listen at that path, as another user.
 const playListen = "SHIM_TEST_LISTEN"

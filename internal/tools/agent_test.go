@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds what must happen; the machine may be busy.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // prompt is what a model is asked.
 type prompt struct {

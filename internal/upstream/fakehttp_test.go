@@ -329,7 +329,7 @@ func (r *remoteLink) end() error {
 	case err := <-r.result:
 		r.ended = true
 		return err
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		r.t.Fatal("the link has not ended")
 		return nil
 	}

@@ -219,7 +219,7 @@ func TestAListenStaysOpen(t *testing.T) {
 						stream(w, data(result(id)))
 					}
 					return
-				case <-time.After(15 * time.Second):
+				case <-time.After(time.Minute):
 					stream(w, ": keep-alive\n\n")
 				}
 			}

@@ -10,7 +10,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen; the machine may be busy.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A client speaks Streamable HTTP, as bytes.
 type client struct {
