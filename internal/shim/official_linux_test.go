@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
@@ -96,9 +95,18 @@ func TestOfficialClientsOfBothEras(t *testing.T) {
 	if d, s := m.daemons(), m.servers(); len(d) != 1 || len(s) != 1 {
 		t.Errorf("daemons %v, servers %v", d, s)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := clients[0].CallTool(ctx, &mcp.CallToolParams{Name: "slow", Arguments: map[string]any{"ms": 20_000}}); err == nil {
+	before, ended := all[0].progress.Load(), make(chan error, 1)
+	go func() {
+		p := &mcp.CallToolParams{Name: "slow", Arguments: map[string]any{"ms": 60_000, "steps": 600}}
+		p.SetProgressToken("p")
+		_, err := clients[0].CallTool(ctx, p)
+		ended <- err
+	}()
+	m.eventually("the server works at the call", func() bool { return all[0].progress.Load() > before })
+	cancel()
+	if err := <-ended; err == nil {
 		t.Error("a cancelled call has an answer")
 	}
 	m.eventually("the server knows of the cancellation", func() bool { return mustUse(t, clients[1], "cancelled", nil) != "[]" })
