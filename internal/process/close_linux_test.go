@@ -60,7 +60,14 @@ func TestCloseEndsTheWholeTree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
-			p := f.start(f.spec(c.script))
+			p := f.start(f.spec(c.script).with(func(s *Spec) {
+				switch c.stage { // which ends it, however slow the machine is
+				case "eof":
+					s.EOFWait = time.Minute
+				case "term":
+					s.TermWait = time.Minute
+				}
+			}))
 			if strings.Contains(c.script, "echo ready") {
 				f.line(p)
 			}
@@ -143,7 +150,7 @@ func TestPipesEndWithTheServer(t *testing.T) {
 // P2: even a holder of the pipes outside the tree cannot keep Close waiting.
 func TestOutputHeldOutsideTheTreeBlocksNothing(t *testing.T) {
 	f := newFixture(t)
-	p := f.start(f.spec("exec cat"))
+	p := f.start(f.spec("exec cat").with(patient))
 	proc := filepath.Join("/proc", strconv.Itoa(p.PID()), "fd")
 	for _, fd := range []string{"1", "2"} {
 		held, err := os.OpenFile(filepath.Join(proc, fd), os.O_WRONLY, 0)
@@ -212,13 +219,16 @@ func (s Spec) with(change func(*Spec)) Spec {
 	return s
 }
 
+// patient gives a server that ends with its input the time to do so on a busy machine.
+func patient(s *Spec) { s.EOFWait = time.Minute }
+
 // P2: every process gets one TERM, since the second may mean "at once" to it.
 func TestTermComesOnce(t *testing.T) {
 	f := newFixture(t)
 	file := filepath.Join(t.TempDir(), "terms")
 	member := `trap "echo $0 >> ` + file + `" TERM; echo $0; while :; do sleep 0.01; done`
 	s := f.spec(`member='` + member + `'; sh -c "$member" group & setsid sh -c "$member" session & wait; wait; wait`)
-	s.TermWait = 500 * time.Millisecond
+	s.TermWait = 4 * time.Second
 	p := f.start(s)
 	for in, n := bufio.NewScanner(p.Stdout()), 0; n < 2 && in.Scan(); n++ {
 	}
@@ -235,7 +245,7 @@ func TestTermComesOnce(t *testing.T) {
 // Cases 44 and 62: Close runs once, however often and concurrently it is called.
 func TestCloseIsIdempotent(t *testing.T) {
 	f := newFixture(t)
-	p := f.start(f.spec("exec sleep 600"))
+	p := f.start(f.spec("exec sleep 600").with(func(s *Spec) { s.TermWait = time.Minute }))
 	var wg sync.WaitGroup
 	reports := make([]Report, 8)
 	for i := range reports {
@@ -320,7 +330,7 @@ func TestStoppedReaperBoundsClose(t *testing.T) {
 // everything named roundhouse does not end the reaper.
 func TestTerminalSignalsDoNotReachServers(t *testing.T) {
 	f := newFixture(t)
-	p := f.start(f.spec("exec cat"))
+	p := f.start(f.spec("exec cat").with(patient))
 	for _, pid := range []int{p.PID(), p.tree.reaper.Pid} {
 		group, err := unix.Getpgid(pid)
 		if err != nil || group == unix.Getpgrp() {

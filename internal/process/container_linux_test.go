@@ -86,7 +86,7 @@ func TestCloseRemovesTheContainer(t *testing.T) {
 	dir := f.engine()
 	for _, command := range []string{"docker", "podman"} {
 		s := f.engineSpec(dir, command, "--context", "far", "run", "-i", "image", "-v")
-		s.TermWait = 1200 * time.Millisecond
+		s.EOFWait, s.TermWait = time.Minute, 1200*time.Millisecond
 		args := slices.Clone(s.Args)
 		p := f.start(s)
 		f.line(p)

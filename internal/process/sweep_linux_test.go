@@ -175,7 +175,7 @@ func TestSweepLeavesUnrelatedProcesses(t *testing.T) {
 // P4: a sweep leaves the journal and the servers of a daemon that lives alone.
 func TestDaemonsDoNotSweepEachOther(t *testing.T) {
 	f := newFixture(t)
-	p := f.start(f.spec("exec cat"))
+	p := f.start(f.spec("exec cat").with(patient))
 	m, err := NewManager(Config{StateDir: filepath.Dir(f.m.journal.file.Name())})
 	if err != nil {
 		t.Fatal(err)
