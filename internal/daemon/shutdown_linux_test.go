@@ -45,7 +45,7 @@ func TestFirstSignalLetsCallsFinishAndRefusesNewOnes(t *testing.T) {
 				body, err := io.ReadAll(open.Body)
 				events <- answer{open.StatusCode, open.Header, body, err}
 			}()
-			call := c.begin("slow", `{"ms": 1000}`)
+			call := c.begin("slow", `{"ms": 6000}`)
 
 			d.signal(sig)
 			eventually(t, "readyz says that the daemon stops", func() bool {
@@ -81,7 +81,7 @@ func TestFirstSignalLetsCallsFinishAndRefusesNewOnes(t *testing.T) {
 				t.Error("the call ended before the streams did")
 			default:
 			}
-			if a := receive(t, call); a.status != 200 || a.text() != "slept 1000 ms" {
+			if a := receive(t, call); a.status != 200 || a.text() != "slept 6000 ms" {
 				t.Errorf("the call in flight: %d %s %v", a.status, a.body, a.err)
 			}
 			d.wantExit(0)
