@@ -178,13 +178,18 @@ func (m *Manager) saveAll(ctx context.Context) {
 	for {
 		m.mu.Lock()
 		var drafts []*draft
-		for s := range m.unsaved {
-			if len(drafts) == maxDrafts {
-				break
+		take := func(s *Session) {
+			if len(drafts) < maxDrafts && m.unsaved[s] {
+				delete(m.unsaved, s)
+				m.saving[s] = true
+				drafts = append(drafts, s.draftLocked())
 			}
-			delete(m.unsaved, s)
-			m.saving[s] = true
-			drafts = append(drafts, s.draftLocked())
+		}
+		for _, s := range m.leaving { // first, since who names one again waits for it
+			take(s)
+		}
+		for s := range m.unsaved {
+			take(s)
 		}
 		m.mu.Unlock()
 		if len(drafts) == 0 {

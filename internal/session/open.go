@@ -107,7 +107,7 @@ func (m *Manager) before(k key) (store.Session, error) {
 		select {
 		case <-stored:
 		case <-ctx.Done():
-			return first, fault.New(fault.Internal, "the end of the last session %q could not be stored yet; try again", k.id)
+			return first, fault.New(fault.SessionLimit, "the end of the last session %q is not stored yet; try again, and if that goes on look into the daemon's log", k.id)
 		}
 	}
 	row, err := m.cfg.Store.Session(ctx, k.principal, k.id)
@@ -128,7 +128,7 @@ func (m *Manager) before(k key) (store.Session, error) {
 
 // storeTimeout is how long a read of the store, or the store's being behind, may hold up
 // the beginning of a session.
-const storeTimeout = 5 * time.Second
+const storeTimeout = 15 * time.Second
 
 // begin makes a session and enters it, or enters the one that has come meanwhile. The
 // victim, if there is one, is to be ended to make room for it.
