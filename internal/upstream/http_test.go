@@ -488,6 +488,10 @@ func TestAServerThatTakesNoNotifications(t *testing.T) {
 		r.notify("notifications/y")
 		r.call("2", wire.ToolsCall)
 		r.wants("frame of 2: " + result("2"))
+		synctest.Wait()
+		if n := len(r.link.(*HTTP).slots); n != 0 {
+			t.Errorf("%d slots are taken, and nothing is on its way", n)
+		}
 	})
 }
 

@@ -256,14 +256,19 @@ func (r *remote) launch(m *Message, slot bool) error {
 // transmit carries a message, with a slot if it needs one.
 func (r *remote) transmit(x *exchange, wait bool) {
 	if wait {
+		slot := false
 		select {
 		case r.slots <- struct{}{}:
+			slot = true
 		case <-x.ctx.Done():
 		}
 		r.mu.Lock()
 		r.waiting--
 		r.mu.Unlock()
-		if x.ctx.Err() != nil {
+		if x.ctx.Err() != nil { // with a slot, too, if both came at once
+			if slot {
+				<-r.slots
+			}
 			r.fail(x, context.Cause(x.ctx), false)
 			return
 		}
