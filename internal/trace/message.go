@@ -152,8 +152,9 @@ func (r *reader) each(how string, list []json.RawMessage, read func(json.RawMess
 // chat reads OpenAI chat completions.
 func (r *reader) chat(request, answer []byte) (c conversation, err error) {
 	var q struct {
-		Messages []json.RawMessage
-		Tools    json.RawMessage
+		Messages  []json.RawMessage
+		Tools     json.RawMessage
+		Functions []json.RawMessage
 	}
 	var a struct {
 		Choices []struct{ Message json.RawMessage }
@@ -164,7 +165,9 @@ func (r *reader) chat(request, answer []byte) (c conversation, err error) {
 	if len(a.Choices) == 0 {
 		return c, errors.New("the answer has no choice")
 	}
-	c.tools = present(q.Tools)
+	if c.tools = present(q.Tools); c.tools == nil {
+		c.tools = tools(q.Functions)
+	}
 	if c.prompt, err = r.each("chat", q.Messages, chatMessage); err == nil {
 		c.answer, err = r.each("chat", []json.RawMessage{a.Choices[0].Message}, chatMessage)
 	}
@@ -182,8 +185,15 @@ func chatMessage(raw json.RawMessage) ([]body, error) {
 				Name      string
 				Arguments json.RawMessage
 			}
-			Custom json.RawMessage
+			Custom struct {
+				Name  string
+				Input json.RawMessage
+			}
 		} `json:"tool_calls"`
+		FunctionCall *struct { // what tool_calls have replaced
+			Name      string
+			Arguments json.RawMessage
+		} `json:"function_call"`
 	}
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return nil, err
@@ -196,9 +206,12 @@ func chatMessage(raw json.RawMessage) ([]body, error) {
 	for _, t := range m.ToolCalls {
 		call := toolCall{ID: t.ID, Type: "function", Function: function{t.Function.Name, text(t.Function.Arguments)}}
 		if t.Type != "" && t.Type != "function" {
-			call.Type, call.Function.Arguments = t.Type, string(t.Custom)
+			call.Type, call.Function = t.Type, function{t.Custom.Name, text(t.Custom.Input)}
 		}
 		b.ToolCalls = append(b.ToolCalls, call)
+	}
+	if c := m.FunctionCall; c != nil {
+		b.ToolCalls = append(b.ToolCalls, toolCall{Type: "function", Function: function{c.Name, text(c.Arguments)}})
 	}
 	parts, err := list(b.Content)
 	if err != nil {
@@ -478,7 +491,7 @@ func responsesItems(raw json.RawMessage) ([]body, error) {
 		var i struct {
 			Type, Role, Name string
 			CallID           string `json:"call_id"`
-			Arguments        string
+			Arguments, Input json.RawMessage
 			Content          json.RawMessage
 			Summary          []json.RawMessage
 			Output           json.RawMessage
@@ -496,8 +509,10 @@ func responsesItems(raw json.RawMessage) ([]body, error) {
 			own.Role = i.Role
 			parts = append(parts, content...)
 		case i.Type == "function_call":
-			own.ToolCalls = append(own.ToolCalls, toolCall{ID: i.CallID, Type: "function", Function: function{i.Name, i.Arguments}})
-		case i.Type == "function_call_output":
+			own.ToolCalls = append(own.ToolCalls, toolCall{ID: i.CallID, Type: "function", Function: function{i.Name, text(i.Arguments)}})
+		case i.Type == "custom_tool_call":
+			own.ToolCalls = append(own.ToolCalls, toolCall{ID: i.CallID, Type: "custom", Function: function{i.Name, text(i.Input)}})
+		case i.Type == "function_call_output", i.Type == "custom_tool_call_output":
 			output, err := list(i.Output)
 			if err != nil {
 				return nil, err
@@ -517,6 +532,12 @@ func responsesItems(raw json.RawMessage) ([]body, error) {
 			if i.Encrypted != "" {
 				own.Opaque = append(own.Opaque, encode(i.Encrypted))
 			}
+		case strings.HasSuffix(i.Type, "_output"): // of a tool that only this API has
+			own.Role, own.ToolCallID = "tool", i.CallID
+			parts = append(parts, anonymous(item))
+		case strings.HasSuffix(i.Type, "_response"): // to a request for approval
+			own.Role = "user"
+			parts = append(parts, anonymous(item))
 		default:
 			parts = append(parts, anonymous(item))
 		}
