@@ -116,17 +116,23 @@ func (t *turn) receiveWhole(resp *http.Response, h http.Header, w *watch) ending
 func (t *turn) cut(resp *http.Response, h http.Header, err error) ending {
 	e := ending{
 		result:  store.Result{Outcome: store.UpstreamCut, Status: resp.StatusCode, Header: h, Error: err.Error()},
-		failure: refuse(http.StatusBadGateway, err, "the upstream %q broke off its answer", t.upstream.cfg.Name),
+		failure: t.brokeOff(err),
 	}
-	switch {
-	case isTimeout(err):
-		e.failure = refuse(http.StatusGatewayTimeout, err, "the upstream %q did not end its answer in time", t.upstream.cfg.Name)
-	case err == t.raw.err:
+	if err == t.raw.err {
 		e.result.Outcome = store.Unparsed
 		e.failure = refuse(http.StatusBadGateway, err, "the upstream's answer cannot be kept: %v", err)
 	}
 	t.interrupted(&e, err)
 	return e
+}
+
+// brokeOff says that an answer has no end. The cause may hold the address, which is no
+// client's business.
+func (t *turn) brokeOff(cause error) *Error {
+	if isTimeout(cause) {
+		return refuse(http.StatusGatewayTimeout, cause, "the upstream %q did not end its answer in time", t.upstream.cfg.Name)
+	}
+	return refuse(http.StatusBadGateway, cause, "the upstream %q broke off its answer", t.upstream.cfg.Name)
 }
 
 // interrupted changes the ending of an answer that ended because of us.
@@ -162,10 +168,10 @@ func (t *turn) receiveStream(resp *http.Response, h http.Header, w *watch) endin
 	e := t.judged(&r, resp, h)
 	e.stream, e.tail, e.abort = s, r.Tail, r.Abort
 	if cause != nil && !store.Outcome(r.Outcome).Trainable() {
-		t.interrupted(&e, cause)
-		if isTimeout(cause) && e.failure != nil {
-			e.failure = refuse(http.StatusGatewayTimeout, cause, "the upstream %q did not end its answer in time", t.upstream.cfg.Name)
+		if e.failure != nil && cause != t.raw.err {
+			e.failure = t.brokeOff(cause)
 		}
+		t.interrupted(&e, cause)
 	}
 	return e
 }

@@ -324,3 +324,36 @@ func TestLeavingMayCancel(t *testing.T) {
 		t.Errorf("stored %+v", r)
 	}
 }
+
+// A.16 row 33, C5: a client is told that a stream broke off, and not from where it came;
+// the store knows both.
+func TestAStreamThatIsReset(t *testing.T) {
+	w := newWorld(t, nil)
+	seen := make(chan bool)
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		saysStream(chunkHello)(rw, r)
+		select {
+		case <-seen:
+		case <-r.Context().Done(): // of a test that has failed
+		}
+		conn, _, err := http.NewResponseController(rw).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
+			t.Error(err)
+		}
+		_ = conn.Close()
+	})
+	stream := w.open("/v1/chat/completions", chatStream)
+	stream.until(chunkHello)
+	close(seen)
+	body, err := stream.rest()
+	if err == nil || !strings.Contains(body, `the upstream \"main\" broke off its answer`) || strings.Contains(body, "127.0.0.1") {
+		t.Errorf("the stream ended with %q, %v", body, err)
+	}
+	if r := w.one("s1").Result; r.Outcome != store.UpstreamCut || !strings.Contains(r.Error, "127.0.0.1") {
+		t.Errorf("stored %+v", r)
+	}
+}
