@@ -236,7 +236,9 @@ func (r *reader) anthropic(request, answer []byte) (c conversation, err error) {
 		return c, err
 	}
 	if len(system) > 0 {
-		c.system = append(c.system, body{Role: "system", Content: joined(system)}.message())
+		m := body{Role: "system", Content: joined(system)}.message()
+		m.id = body{Role: "system", Content: joined(unstamped(system))}.hash()
+		c.system = append(c.system, m)
 	}
 	c.tools = tools(q.Tools)
 	if c.prompt, err = r.each("messages", q.Messages, anthropicMessage); err == nil {
@@ -246,6 +248,28 @@ func (r *reader) anthropic(request, answer []byte) (c conversation, err error) {
 		err = errors.New("the answer is empty")
 	}
 	return c, err
+}
+
+// stamp begins the line that Claude Code writes before its system prompt, another one with
+// each request. It is for the API's accounts, and no word to the model.
+const stamp = "x-anthropic-billing-header:"
+
+// unstamped is system prompts without it.
+func unstamped(parts []json.RawMessage) (out []json.RawMessage) {
+	for _, part := range parts {
+		if t, ok := partText(part); ok && strings.HasPrefix(t, stamp) {
+			_, rest, _ := strings.Cut(t, "\n")
+			if rest == "" {
+				continue
+			}
+			part = encode(struct {
+				Type string `json:"type"`
+				Text string `json:"text"`
+			}{"text", rest})
+		}
+		out = append(out, part)
+	}
+	return out
 }
 
 func anthropicMessage(raw json.RawMessage) ([]body, error) {

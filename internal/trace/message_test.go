@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -92,5 +93,27 @@ func TestToolsOfEveryKind(t *testing.T) {
 				t.Errorf("tools are %s", got)
 			}
 		})
+	}
+}
+
+// J2: what a client writes anew into each system prompt, for the API's accounts, starts no
+// branch. Another system prompt does.
+func TestAStampStartsNoBranch(t *testing.T) {
+	ask := func(id, system, messages, answer string) store.Call {
+		return turnOf("messages", id, fmt.Sprintf(`{"system":%s,"messages":[%s]}`, system, chatMessages(messages)),
+			fmt.Sprintf(`{"role":"assistant","content":[{"type":"text","text":%q}]}`, answer))
+	}
+	f := forestOf(t,
+		ask("1", `[{"type":"text","text":"x-anthropic-billing-header: cc_version=2; cch=1a;"},{"type":"text","text":"s"}]`, "user:a", "b"),
+		ask("2", `[{"type":"text","text":"x-anthropic-billing-header: cc_version=2; cch=2b;"},{"type":"text","text":"s"}]`, "user:a|assistant:b|user:c", "d"),
+		ask("3", `"x-anthropic-billing-header: cc_version=2; cch=3c;\ns"`, "user:a|assistant:b|user:c|assistant:d|user:e", "f"),
+		ask("4", `[{"type":"text","text":"x-anthropic-billing-header: cc_version=2; cch=4d;"},{"type":"text","text":"t"}]`, "user:a|assistant:b|user:c", "d"),
+	)
+	if got := shape(f); got != "1, 2<1, 3<2, 4 changed_head(3 message 0)" {
+		t.Errorf("the turns are %s", got)
+	}
+	row := f.messagesRow(f.words.rows(always)[0], trajectory{})
+	if got := string(row.Messages[0]); !strings.Contains(got, "cch=1a;") {
+		t.Errorf("the system message is %s, not as it was sent", got)
 	}
 }
