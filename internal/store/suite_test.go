@@ -560,6 +560,27 @@ func TestAnAttemptFindsTheEarlierOne(t *testing.T) {
 		wantEqual(t, find(chat, "b"), "whole")
 		wantEqual(t, find(chat, "other"), "")
 		wantEqual(t, find("/v1/messages", "b"), "")
+
+		// Of samples of one prompt those that arrived are not taken for the one that did not.
+		deliver := func(id string, d Delivery) {
+			t.Helper()
+			if err := s.Deliver(t.Context(), key, id, d, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put("missed", "n", &good)
+		put("arrived", "n", &good)
+		deliver("arrived", Full)
+		wantEqual(t, find(chat, "n"), "missed")
+		deliver("missed", Partial)
+		put("newer", "n", &good)
+		wantEqual(t, find(chat, "n"), "missed")
+		deliver("missed", Full)
+		deliver("newer", Full)
+		put("open sample", "n", nil)
+		wantEqual(t, find(chat, "n"), "open sample under way")
+		commit(t, s, "open sample", bad)
+		wantEqual(t, find(chat, "n"), "newer")
 	})
 }
 
