@@ -109,13 +109,42 @@ func (a *chatAnswer) choice(index int64) *chatChoice {
 func (a *chatAnswer) addDelta(c *chatChoice, delta *node) {
 	for _, m := range delta.all() {
 		if m.key != "tool_calls" {
-			a.fits(c.message.mergeMember(m.key, m.value))
+			value := m.value
+			if m.key == "content" {
+				value = c.content(value)
+			}
+			a.fits(c.message.mergeMember(m.key, value))
 			continue
 		}
 		for _, piece := range m.value.items() {
 			a.addToolCall(c, piece)
 		}
 	}
+}
+
+// content returns a piece of a message's content in the form of the pieces before it. Some
+// APIs send what a model thinks in parts, and what it says as text.
+func (c *chatChoice) content(piece *node) *node {
+	had := c.message.get("content")
+	part := func(text *node) *node {
+		p := newObject()
+		p.set("type", newText("text"))
+		p.set("text", text)
+		return &node{form: arrayForm, elems: []*node{p}}
+	}
+	switch {
+	case had.kind() == '"' && !had.is("") && piece.kind() == '[':
+		c.message.set("content", part(had))
+	case had.kind() == '[' && piece.kind() == '"' && !piece.is(""):
+		if parts := had.items(); len(parts) > 0 {
+			if last := parts[len(parts)-1]; last.get("type").is("text") && last.get("text").kind() == '"' {
+				last.get("text").growText(piece)
+				return newNull() // it has its place
+			}
+		}
+		return part(piece)
+	}
+	return piece
 }
 
 func (a *chatAnswer) addToolCall(c *chatChoice, piece *node) {
