@@ -191,6 +191,11 @@ func (u *Upstream) send(ctx context.Context, cancel context.CancelCauseFunc, msg
 		}
 		return nil, nil, u.unreachable(err)
 	}
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		w.stop()
+		_ = resp.Body.Close() // no answer of an API is behind it
+		return nil, nil, refuse(http.StatusBadGateway, nil, "the upstream %q changes the protocol, which was not asked for", u.cfg.Name)
+	}
 	return resp, w, nil
 }
 

@@ -357,3 +357,29 @@ func TestAStreamThatIsReset(t *testing.T) {
 		t.Errorf("stored %+v", r)
 	}
 }
+
+// A.13: the request's Upgrade is not sent on, so an upstream that changes the protocol all
+// the same gives no answer.
+func TestAProtocolThatNobodyAskedFor(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		conn, _, err := http.NewResponseController(rw).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"); err != nil {
+			t.Error(err)
+		}
+		_, _ = io.Copy(io.Discard, conn) // until it is given up
+	})
+	for _, path := range []string{"/v1/chat/completions", "/v1/embeddings"} {
+		if g := w.post(path, chatStream, "Connection", "Upgrade", "Upgrade", "x"); g.status != 502 || !strings.Contains(g.body, "changes the protocol") {
+			t.Errorf("%s: got %+v", path, g)
+		}
+	}
+	if r := w.one("s1").Result; r.Outcome != store.UpstreamError {
+		t.Errorf("stored %+v", r)
+	}
+}
