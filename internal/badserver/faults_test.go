@@ -175,7 +175,8 @@ func TestFailuresEndWhenTheFileCountsNoMore(t *testing.T) {
 }
 
 func TestExits(t *testing.T) {
-	p := ready(t, "-exit-after", "1ms")
+	p := start(t, "-exit-after", "1ms")
+	p.request("initialize", `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"tester","version":"1"}}`) // nothing more, for it may be gone
 	if code := p.ended(); code != exitAfterStatus {
 		t.Errorf("-exit-after: status %d", code)
 	}
