@@ -203,7 +203,11 @@ func Run(ctx, hurry context.Context, o Options) error {
 		return nil
 	}
 	if err == nil && listener != nil {
-		down.add(func() { _ = listener.Close() }) // it is closed already if it was served
+		down.add(func() {
+			if !s.serving { // else it stays open until the end of stop, which comes later (G1)
+				_ = listener.Close()
+			}
+		})
 		s.tcp, err = s.addDoor(listener, access(cfg))
 	}
 	if err == nil && local != nil {

@@ -63,6 +63,12 @@ func TestFirstSignalLetsCallsFinishAndRefusesNewOnes(t *testing.T) {
 					t.Errorf("%s %s while stopping: %d %v %s", r[0], r[1], a.status, a.header, a.body)
 				}
 			}
+			late := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // who was not connected before
+			if res, err := late.Get(d.url + "/readyz"); err != nil {
+				t.Errorf("a new connection while stopping: %v", err)
+			} else if _ = res.Body.Close(); res.StatusCode != 503 {
+				t.Errorf("a new connection while stopping gets %d", res.StatusCode)
+			}
 			if a := c.call("echo", `{"text": "late"}`); a.status != 503 {
 				t.Errorf("a new call of an old client while stopping: %d %s", a.status, a.body)
 			}
