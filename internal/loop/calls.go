@@ -18,16 +18,17 @@ import (
 	"roundhouse/internal/wire"
 )
 
-// approvalID returns the id of a request for approval: its own chance, which is what an
-// earlier id begins with, and a digest of what is asked for. So one that was changed on its
-// way through a caller's history is found out.
+// approvalID returns the id of a request for approval: the run and the place of the item,
+// which an earlier id begins with, and a digest of what is asked for. So one that was
+// changed on its way through a caller's history is found out, and two of the same call are two.
 func approvalID(earlier, label, name, arguments string) string {
-	const chance = len("mcpr_") + 26
+	const chance = len("mcpr_") + idLength
 	sum := sha256.Sum256([]byte(label + "\x00" + name + "\x00" + arguments))
 	if len(earlier) < chance {
 		return ""
 	}
-	return earlier[:chance] + hex.EncodeToString(sum[:8])
+	place, _, _ := strings.Cut(strings.TrimPrefix(earlier[chance:], "_"), "_")
+	return earlier[:chance] + "_" + place + "_" + hex.EncodeToString(sum[:8])
 }
 
 // failing counts how often the same call has failed in the same way, one time after the

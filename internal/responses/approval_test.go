@@ -59,6 +59,25 @@ func TestCallsAreApproved(t *testing.T) {
 	}
 }
 
+// B.5.8, case 60: two calls that are the same are asked for, and answered, each for itself.
+func TestTheSameCallTwiceIsApprovedTwice(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__echo", `{"n":1}`}, call{"c2", "a__echo", `{"n":1}`}))
+	o := w.post(`{"model":"m","input":"go",` + asking + `}`).object(t)
+	want(t, o, "output.1.type", "mcp_approval_request", "output.2.type", "mcp_approval_request")
+	w.answers(says("done"))
+	answers := []any{
+		map[string]any{"type": "mcp_approval_response", "approval_request_id": at(o, "output.1.id"), "approve": true},
+		map[string]any{"type": "mcp_approval_response", "approval_request_id": at(o, "output.2.id"), "approve": true},
+	}
+	second := w.post(`{"model":"m","input":` + again(t, o, answers...) + `,` + asking + `}`).object(t)
+	want(t, second, "status", "completed", "output.0.type", "mcp_call", "output.1.type", "mcp_call", "output.2.type", "message")
+	if n := w.noted(); count(n, "call a.echo") != 2 {
+		t.Errorf("the ledger is %q", n)
+	}
+}
+
 // B.5.8, case 60: a call that was declined is never made, and has a result all the same.
 func TestCallsAreDeclined(t *testing.T) {
 	t.Parallel()
