@@ -56,6 +56,9 @@ func (h *chatHistory) add(raw json.RawMessage) error {
 	if err != nil {
 		return err
 	}
+	if h.c.r.dangles(it) {
+		return nil
+	}
 	switch it.Type {
 	case string(Message):
 		return h.message(it)

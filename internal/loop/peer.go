@@ -46,6 +46,9 @@ func (p *peer) remind(raw json.RawMessage) error {
 	if err != nil {
 		return err
 	}
+	if p.r.dangles(it) {
+		return nil
+	}
 	switch it.Type {
 	case string(ToolList), string(ApprovalRequest):
 	case string(ToolCall):

@@ -21,6 +21,7 @@ type Run struct {
 	t        *Task
 	upstream *model.Upstream
 	asked    map[string]*inputItem   // requests for approval in the input, by id
+	outputs  map[string]bool         // calls of the caller's functions that the input has what came of, by call id
 	approved []*inputItem            // those of them that were approved, in the order of the answers
 	declined []string                // the ids of those that were declined, now or in an earlier response
 	listed   map[string][]ListedTool // what the input says that servers list, by label
@@ -63,7 +64,7 @@ func newRun(e *Engine, t *Task) (*Run, error) {
 	if err != nil {
 		return nil, failureOf(err)
 	}
-	r := &Run{engine: e, t: t, upstream: u, open: map[string]*toolSession{}, tools: newTable(), listed: map[string][]ListedTool{}, asked: map[string]*inputItem{}}
+	r := &Run{engine: e, t: t, upstream: u, open: map[string]*toolSession{}, tools: newTable(), listed: map[string][]ListedTool{}, asked: map[string]*inputItem{}, outputs: map[string]bool{}}
 	if err := r.readInput(); err != nil {
 		return nil, &Failure{Status: http.StatusBadRequest, Code: "invalid_request_error", Message: err.Error()}
 	}
@@ -286,6 +287,12 @@ func failureOf(err error) *Failure {
 	return &Failure{Status: http.StatusInternalServerError, Code: "server_error", Message: err.Error()}
 }
 
+// dangles reports whether an item is a call of the caller's that was cut off, and that nothing
+// came of. Models are not told of it, for engines refuse a call without a result (B.5.9).
+func (r *Run) dangles(it *inputItem) bool {
+	return (it.Type == string(FunctionCall) || it.Type == string(CustomCall)) && it.Status == StatusIncomplete && !r.outputs[it.CallID]
+}
+
 // readInput finds in the input what concerns servers: lists, and requests for approval with
 // their answers (B.5.8).
 func (r *Run) readInput() error {
@@ -308,6 +315,8 @@ func (r *Run) readInput() error {
 				return fmt.Errorf("input[%d]: the request for approval %q is not as it was made", i, it.ID)
 			}
 			r.asked[it.ID] = it
+		case "function_call_output", "custom_tool_call_output":
+			r.outputs[it.CallID] = true
 		case string(ToolCall):
 			if it.RequestID != "" {
 				answered[it.RequestID], called[it.RequestID] = true, i
