@@ -30,7 +30,7 @@ chaos:
 	ROUNDHOUSE_CHAOS=60s ROUNDHOUSE_KILLS=200 $(GO) test -race -count=1 -timeout 15m -run 'TestChaos|TestKilledDaemonLosesNoTurn' -v ./internal/daemon/
 	ROUNDHOUSE_STREAMS=10000 $(GO) test -count=1 -timeout 10m -run TestUpstreamThatAnswersAtOnce -v ./internal/recorder/
 
-# fuzz gives every fuzz target 2000 inputs, starting from the corpora in testdata/fuzz.
+# fuzz gives every fuzz target 500 inputs, starting from the corpora in testdata/fuzz.
 # What fails is written there. For longer: scripts/fuzz 1m
 fuzz:
 	scripts/fuzz

@@ -238,17 +238,18 @@ func FuzzLines(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, output []byte, limit, size uint16) {
 		var pieces, whole recorder
-		r := lineReader{handler: &pieces, max: int(limit)}
+		most := int(limit) + 3 // the first bytes of a byte order mark count until it is seen to be one
+		r := lineReader{handler: &pieces, max: most}
 		feed(&r, string(output), int(size)+1)
-		feed(&lineReader{handler: &whole, max: int(limit)}, string(output), len(output)+1)
+		feed(&lineReader{handler: &whole, max: most}, string(output), len(output)+1)
 		if !slices.Equal(pieces.events, whole.events) {
 			t.Fatalf("in pieces %q, whole %q", pieces.events, whole.events)
 		}
-		if len(r.buf) > max(readBytes, int(limit)+2) {
+		if len(r.buf) > max(readBytes, most+2) {
 			t.Fatalf("a buffer of %d bytes is kept", len(r.buf))
 		}
 		for _, frame := range pieces.frames {
-			if len(frame.Raw) > int(limit) && !bytes.Contains(frame.Raw, []byte("not valid JSON-RPC")) {
+			if len(frame.Raw) > most && !bytes.Contains(frame.Raw, []byte("not valid JSON-RPC")) {
 				t.Fatalf("a frame of %d bytes passed", len(frame.Raw))
 			}
 		}
