@@ -98,32 +98,20 @@ func (s *Session) changed() {
 // any more because roundhouse ends.
 func (s *Session) settle(ctx context.Context) (stored bool) {
 	m := s.m
-	var late <-chan time.Time
-	for {
+	ctx, cancel := context.WithTimeout(ctx, keepWait)
+	defer cancel()
+	for first := true; ; first = false {
 		m.mu.Lock()
-		waits, wrote := m.unsaved[s] || m.saving[s], m.wrote
+		waits, failed, wrote := m.unsaved[s] || m.saving[s], m.failing && !first, m.wrote
 		m.mu.Unlock()
-		if !waits {
-			return true
-		}
-		if late == nil {
-			timer := time.NewTimer(keepWait)
-			defer timer.Stop()
-			late = timer.C
+		if !waits || failed {
+			return !waits
 		}
 		select {
 		case <-wrote:
-		case <-late:
-			return false
 		case <-ctx.Done():
 			return false
 		case <-m.stop:
-			return false
-		}
-		m.mu.Lock()
-		failing := m.failing
-		m.mu.Unlock()
-		if failing {
 			return false
 		}
 	}
@@ -177,20 +165,7 @@ func (m *Manager) saveAll(ctx context.Context) {
 	}
 	for {
 		m.mu.Lock()
-		var drafts []*draft
-		take := func(s *Session) {
-			if len(drafts) < maxDrafts && m.unsaved[s] {
-				delete(m.unsaved, s)
-				m.saving[s] = true
-				drafts = append(drafts, s.draftLocked())
-			}
-		}
-		for _, s := range m.leaving { // first, since who names one again waits for it
-			take(s)
-		}
-		for s := range m.unsaved {
-			take(s)
-		}
+		drafts := m.draftsLocked()
 		m.mu.Unlock()
 		if len(drafts) == 0 {
 			return
@@ -206,6 +181,25 @@ func (m *Manager) saveAll(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// draftsLocked begins the drafts of the next write. Ends come first, since who names such a
+// session again waits for that.
+func (m *Manager) draftsLocked() (drafts []*draft) {
+	take := func(s *Session) {
+		if len(drafts) < maxDrafts && m.unsaved[s] {
+			delete(m.unsaved, s)
+			m.saving[s] = true
+			drafts = append(drafts, s.draftLocked())
+		}
+	}
+	for _, s := range m.leaving {
+		take(s)
+	}
+	for s := range m.unsaved {
+		take(s)
+	}
+	return drafts
 }
 
 // save writes drafts in one transaction.

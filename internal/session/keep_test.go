@@ -479,6 +479,41 @@ func TestEndsThatCannotBeStoredDoNotPileUp(t *testing.T) {
 	})
 }
 
+// N1, N6: while the end of a session is not stored its id begins no other one, and who asks
+// for it is told to come again. Ends are written before all else.
+func TestAnEndThatIsNotStoredKeepsTheId(t *testing.T) {
+	roomy := usual
+	roomy.Max = 3 * maxDrafts
+	inKeptWorld(t, roomy, nil, func(w *kept) {
+		w.client("", "gone")
+		for i := range 2 * maxDrafts {
+			w.client("", fmt.Sprint("stays-", i))
+		}
+		if err := w.store.Close(); err != nil {
+			w.Fatal(err)
+		}
+		w.works(w.ended("gone"))
+		begun := time.Now()
+		if _, err := w.initialize("", "gone"); !fault.Is(err, fault.SessionLimit) || time.Since(begun) != storeTimeout {
+			w.Errorf("after %s: %v", time.Since(begun), err)
+		}
+		synctest.Wait()
+		w.m.mu.Lock()
+		for _, s := range w.m.sessions {
+			s.changedLocked()
+		}
+		drafts := w.m.draftsLocked()
+		for _, d := range drafts { // as after a write that failed
+			w.m.unsaved[d.s] = true
+		}
+		clear(w.m.saving)
+		w.m.mu.Unlock()
+		if len(drafts) != maxDrafts || drafts[0].s.id != "gone" {
+			w.Errorf("%d are written, first %q", len(drafts), drafts[0].s.id)
+		}
+	})
+}
+
 // N6, retention: what is stored of closed sessions is bounded.
 func TestClosedSessionsAreForgotten(t *testing.T) {
 	inKeptWorld(t, usual, nil, func(w *kept) {
