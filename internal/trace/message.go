@@ -262,10 +262,7 @@ func unstamped(parts []json.RawMessage) (out []json.RawMessage) {
 			if rest == "" {
 				continue
 			}
-			part = encode(struct {
-				Type string `json:"type"`
-				Text string `json:"text"`
-			}{"text", rest})
+			part = textPart(rest)
 		}
 		out = append(out, part)
 	}
@@ -367,13 +364,18 @@ func joined(parts []json.RawMessage) json.RawMessage {
 	for i, part := range parts {
 		out[i] = part
 		if t, ok := partText(part); ok {
-			out[i] = encode(struct {
-				Type string `json:"type"`
-				Text string `json:"text"`
-			}{"text", t})
+			out[i] = textPart(t)
 		}
 	}
 	return encode(out)
+}
+
+// textPart is the part that is a text, in the one form that rows have for it.
+func textPart(t string) json.RawMessage {
+	return encode(struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}{"text", t})
 }
 
 // partText is the text of a part that is one.
