@@ -22,13 +22,13 @@ import (
 // which an earlier id begins with, and a digest of what is asked for. So one that was
 // changed on its way through a caller's history is found out, and two of the same call are two.
 func approvalID(earlier, label, name, arguments string) string {
-	const chance = len("mcpr_") + idLength
+	const run = len("mcpr_") + idLength
 	sum := sha256.Sum256([]byte(label + "\x00" + name + "\x00" + arguments))
-	if len(earlier) < chance {
+	if len(earlier) < run {
 		return ""
 	}
-	place, _, _ := strings.Cut(strings.TrimPrefix(earlier[chance:], "_"), "_")
-	return earlier[:chance] + "_" + place + "_" + hex.EncodeToString(sum[:8])
+	place, _, _ := strings.Cut(strings.TrimPrefix(earlier[run:], "_"), "_")
+	return earlier[:run] + "_" + place + "_" + hex.EncodeToString(sum[:8])
 }
 
 // failing counts how often the same call has failed in the same way, one time after the

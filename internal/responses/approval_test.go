@@ -244,19 +244,3 @@ func TestFunctionsAreTheClients(t *testing.T) {
 		t.Errorf("%d calls, %d answers: %v", len(calls), len(answered), p["messages"])
 	}
 }
-
-// X9, B.5.9: a call of the caller's function that was cut off, and has no result, is no part
-// of the conversation that goes on; with a result it is.
-func TestACallThatWasCutOffDoesNotDangle(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, nil)
-	const cut = `{"role":"user","content":"go"},{"type":"function_call","call_id":"c1","name":"f","arguments":"{}","status":"incomplete"},`
-	w.answers(says("well"))
-	o := w.post(`{"model":"m","input":[` + cut + `{"role":"user","content":"and now?"}],` + asking + `}`).object(t)
-	want(t, o, "status", "completed")
-	want(t, w.prompts()[0], "messages.0.content", "go", "messages.1.role", "user", "messages.1.content", "and now?", "messages.2", nil)
-	w.answers(says("well"))
-	o = w.post(`{"model":"m","input":[` + cut + `{"type":"function_call_output","call_id":"c1","output":"1"}],` + asking + `}`).object(t)
-	want(t, o, "status", "completed")
-	want(t, w.prompts()[0], "messages.1.tool_calls.0.id", "c1", "messages.2.content", "1")
-}

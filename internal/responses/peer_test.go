@@ -148,3 +148,13 @@ func TestWhatNeedsNoLoopPasses(t *testing.T) {
 	p := w.prompts()[1]
 	want(t, p, "tools.0.type", "web_search", "conversation", "c")
 }
+
+// X9, B.5.9: nor does such an upstream get a call of the caller's that was cut off.
+func TestACallThatWasCutOffDoesNotDangleThere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+	w.answers(peerSays(`{"type":"message","id":"msg_1","role":"assistant","content":[{"type":"output_text","text":"well"}]}`))
+	o := w.post(`{"model":"m","input":[{"role":"user","content":"go"},{"type":"function_call","call_id":"c1","name":"f","arguments":"{}","status":"incomplete"},{"role":"user","content":"and now?"}],` + oneServer + `}`).object(t)
+	want(t, o, "status", "completed")
+	want(t, w.prompts()[0], "input.0.content", "go", "input.1.content", "and now?", "input.2", nil)
+}
