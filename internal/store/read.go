@@ -46,8 +46,8 @@ func (s *Store) Call(ctx context.Context, k SessionKey, id string) (Call, error)
 // what has: it is another client's.
 func (s *Store) Replay(ctx context.Context, k SessionKey, endpoint string, request Body) (Call, error) {
 	const condition = ` AND s.principal = ? AND s.id = ? AND s.incarnation = ? AND c.endpoint = ? AND c.body_digest IS ?
-  AND (r.seq IS NULL OR r.outcome IN ('complete', 'truncated')) 
-ORDER BY CASE coalesce(d.state, 'pending') WHEN 'pending' THEN 1 WHEN 'full' THEN 2 ELSE 0 END, r.seq IS NULL, c.seq DESC LIMIT 1`
+  AND (r.seq IS NULL OR r.outcome IN ('complete', 'truncated'))
+  ORDER BY CASE coalesce(d.state, 'pending') WHEN 'pending' THEN 1 WHEN 'full' THEN 2 ELSE 0 END, r.seq IS NULL, c.seq DESC LIMIT 1`
 	query := callColumns + callContents + callTables + condition
 	args := []any{0, k.Principal, k.ID, k.Incarnation, endpoint, bodyDigest(request.digest, request)}
 	found, err := readRows(ctx, s, query, args, scanCall)

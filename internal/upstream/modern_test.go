@@ -219,7 +219,7 @@ func TestAListenStaysOpen(t *testing.T) {
 						stream(w, data(result(id)))
 					}
 					return
-				case <-time.After(time.Minute):
+				case <-time.After(15 * time.Second):
 					stream(w, ": keep-alive\n\n")
 				}
 			}

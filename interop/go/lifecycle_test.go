@@ -85,7 +85,7 @@ func TestTerminatedDaemonLeavesNothing(t *testing.T) {
 	select {
 	case <-d.exited:
 	case <-time.After(time.Minute):
-		t.Fatal("the daemon is still there after 30 s")
+		t.Fatal("the daemon is still there after a minute")
 	}
 	took := time.Since(begin)
 	t.Logf("ended after %v", took)
