@@ -27,6 +27,7 @@ type world struct {
 	units     []*fakeUnit          // in the order of their starts
 	alive     map[string]int       // units that live, by server; one that starts does, too
 	most      map[string]int       // how many may
+	at        map[string]bool      // endpoints of which units live
 	launches  map[string][]instant // when starts began
 	took      map[string]time.Duration
 	jitter    *rand.Rand    // of the time that starts take; nil is none
@@ -66,7 +67,7 @@ func inWorld(t *testing.T, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			T: t, alive: map[string]int{}, most: map[string]int{}, launches: map[string][]instant{}, took: map[string]time.Duration{}, cannot: map[string]error{}, hangs: map[string]bool{},
+			T: t, alive: map[string]int{}, at: map[string]bool{}, most: map[string]int{}, launches: map[string][]instant{}, took: map[string]time.Duration{}, cannot: map[string]error{}, hangs: map[string]bool{},
 			catalogue: &Catalogue{Handshake: &pool.Handshake{Version: "2025-11-25"}},
 		}
 		w.pools = New(Config{Launcher: w, Log: slog.New(ward{w})})
@@ -131,6 +132,13 @@ func (w *world) Launch(ctx context.Context, s *config.Server, index int, lost fu
 		return nil, err
 	}
 	u := &fakeUnit{w: w, server: s.Name, index: index, number: len(w.units) + 1, lost: lost}
+	if fleet := s.Instances.Endpoints; len(fleet) > 0 {
+		u.endpoint = fleet[index].Reveal()
+		if w.at[u.endpoint] {
+			w.Errorf("%s is used twice at once", u.endpoint)
+		}
+		w.at[u.endpoint] = true
+	}
 	w.units = append(w.units, u)
 	return u, nil
 }
@@ -142,6 +150,8 @@ type fakeUnit struct {
 	index  int
 	number int
 	lost   func(error)
+
+	endpoint string // of a fleet's, or ""
 
 	mu     sync.Mutex
 	frozen bool // it answers nothing any more
@@ -208,6 +218,7 @@ func (u *fakeUnit) Close(*fault.Error) {
 	u.w.mu.Lock()
 	defer u.w.mu.Unlock()
 	u.w.alive[u.server]--
+	delete(u.w.at, u.endpoint)
 }
 
 // die ends the unit by itself; told says that its end is seen.

@@ -214,7 +214,7 @@ func (p *Pools) Crowded(s *config.Server) bool {
 	if err != nil {
 		return false
 	}
-	free := max(0, v.most()-len(v.all)) + v.count(Starting, Warm, Resetting, Ending)
+	free := len(p.placesLocked(v)) + v.count(Starting, Warm, Resetting, Ending)
 	return free <= len(v.waiters)
 }
 
@@ -287,19 +287,26 @@ func (p *Pools) wait(ctx context.Context, v *server, w *waiter) (*instance, erro
 		p.fillLocked(v)
 	}
 	if context.Cause(ctx) == errWaited {
-		return nil, v.fullLocked(w)
+		return nil, p.fullLocked(v, w)
 	}
 	return nil, context.Cause(ctx)
 }
 
 var errWaited = fault.New(fault.InstanceWaitTimeout, "no instance was free in time")
 
-// fullLocked says who has all the instances (I3).
-func (v *server) fullLocked(w *waiter) *fault.Error {
+// fullLocked says who has all the instances (I3), endpoints of a configuration before
+// included.
+func (p *Pools) fullLocked(v *server, w *waiter) *fault.Error {
 	type who struct{ principal, session string }
 	holders := map[who]bool{}
 	leased, starting, longest := 0, 0, time.Duration(0)
-	for _, in := range v.all {
+	all := slices.Clone(v.all)
+	for index := range v.conf.Instances.Endpoints {
+		if in := p.holderLocked(v, index); in != nil && in.server != v {
+			all = append(all, in)
+		}
+	}
+	for _, in := range all {
 		switch in.state {
 		case Leased:
 			leased++

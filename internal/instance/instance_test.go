@@ -375,6 +375,47 @@ func TestFailingStartsBackOff(t *testing.T) {
 	})
 }
 
+// I6: starts that fail side by side are one failure: the pause grows with each further
+// attempt, not with how many are wanted.
+func TestStartsThatFailTogetherAreOneFailure(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.set(func() { w.refuse, w.took["browser"] = fault.New(fault.StartFailed, "no display"), time.Millisecond })
+		w.server("browser", 4, func(i *config.Instances) { i.Min = 4 })
+		time.Sleep(10 * time.Second)
+		var rounds []time.Duration
+		for _, at := range w.begun("browser") {
+			if at = at.Truncate(100 * time.Millisecond); len(rounds) == 0 || at != rounds[len(rounds)-1] {
+				rounds = append(rounds, at)
+			}
+		}
+		if want := []time.Duration{0, time.Second, 3 * time.Second, 7 * time.Second}; !slices.Equal(rounds, want) {
+			t.Errorf("starts began after %v; want %v", rounds, want)
+		}
+	})
+}
+
+// I6: a start that was under way when another one failed does not count when it fails, too,
+// however late that is, but it has its pause.
+func TestAStartThatFailsLateHasItsPause(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.set(func() { w.refuse = fault.New(fault.StartFailed, "no display") })
+		s := w.server("browser", 2, nil)
+		w.set(func() { w.took["browser"] = 10 * time.Second })
+		for n := range 2 {
+			go func() { _, _ = w.acquire(s, fmt.Sprint(n)) }() // joined by the bubble
+			synctest.Wait()
+			w.set(func() { w.took["browser"] = 0 })
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		w.pools.mu.Lock()
+		defer w.pools.mu.Unlock()
+		if v := w.pools.servers["browser"]; v.failures != 1 || v.pause == nil {
+			t.Errorf("%d failures count, and there is a pause: %t", v.failures, v.pause != nil)
+		}
+	})
+}
+
 // I1: more than the warm ones that are kept ready go after the idle time; old ones, and
 // those that were used often, in any case.
 func TestInstancesGoWhenTheirTimeIsOver(t *testing.T) {
@@ -458,43 +499,6 @@ func TestDescribingNeedsNoLease(t *testing.T) {
 		}
 		if n := len(w.begun("browser")); n != 1 {
 			t.Errorf("%d starts", n)
-		}
-	})
-}
-
-// I1: a changed configuration ends what is not lent; what is lent ends when it is given back.
-// Other numbers change nothing of what there is.
-func TestAChangedConfigurationReplacesInstances(t *testing.T) {
-	inWorld(t, func(w *world) {
-		s := w.server("browser", 2, func(i *config.Instances) { i.Min = 1; i.OnRelease = config.ReleaseKeep })
-		l := w.lease(s, "a")
-		more := *s
-		more.Instances.MaxWait = time.Hour
-		w.pools.Configure([]*config.Server{&more})
-		w.expect("after a change of numbers", 0, 1, 1)
-
-		w.set(func() { w.most["browser"] = 4 }) // for a while there are both
-		other := more
-		other.Command = "other"
-		w.pools.Configure([]*config.Server{&other})
-		synctest.Wait()
-		if _, err := w.acquire(s, "b"); !fault.SafeToRetry(err) {
-			t.Error(err)
-		}
-		if got := w.lease(&other, "b"); got.number() == 1 || got.number() == 2 {
-			t.Error("an old instance is lent")
-		}
-		l.Release()
-		synctest.Wait()
-		if !w.units[0].gone() || !w.units[1].gone() {
-			t.Error("the old instances live")
-		}
-		if infos := w.pools.Snapshot("", true); len(infos) != 1 {
-			t.Errorf("%+v", infos)
-		}
-		w.pools.Configure(nil)
-		if _, err := w.acquire(&other, "c"); err == nil {
-			t.Error("a server that is not configured any more is lent")
 		}
 	})
 }

@@ -39,7 +39,8 @@ type server struct {
 	curious []chan error
 	known   *Catalogue // of any instance ever started
 
-	failures int         // starts in a row
+	failures int         // starts in a row; those that were under way together are one
+	failed   time.Time   // when the last of these failures came; zero if there is none
 	failure  error       // of the last start, while pause runs
 	pause    *time.Timer // until the next start, after one that failed
 	sweep    *time.Timer // until a warm one has to go
@@ -49,7 +50,7 @@ type server struct {
 type instance struct {
 	server  *server
 	id      string
-	index   int // the smallest that is free
+	index   int // the smallest that was free; of a fleet, which endpoint it is
 	created time.Time
 	giveUp  context.CancelCauseFunc // of its start
 	unit    Unit                    // constant once it is warm
@@ -135,12 +136,11 @@ func (p *Pools) fillLocked(v *server) {
 		p.setLocked(in, Leased)
 		w.outcome <- outcome{in: in}
 	}
-	if v.pause == nil {
-		for v.wantedLocked() > 0 && len(v.all) < v.most() {
-			p.startLocked(v)
-		}
+	free := p.placesLocked(v)
+	for ; v.pause == nil && v.wantedLocked() > 0 && len(free) > 0; free = p.placesLocked(v) {
+		p.startLocked(v, free[0])
 	}
-	if len(v.waiters) > 0 && v.count(Starting, Resetting, Ending) == 0 && len(v.all) >= v.most() {
+	if len(v.waiters) > 0 && v.count(Starting, Resetting, Ending) == 0 && len(free) == 0 {
 		p.evictLocked(v)
 	}
 	p.armLocked(v)
@@ -186,12 +186,42 @@ func (v *server) wantedLocked() int {
 	return wanted - free
 }
 
-// startLocked starts an instance in the background.
-func (p *Pools) startLocked(v *server) {
-	index := 0
-	for slices.ContainsFunc(v.all, func(in *instance) bool { return in.index == index }) {
-		index++
+// placesLocked returns the indexes at which instances may be started now, the smallest
+// first.
+func (p *Pools) placesLocked(v *server) (free []int) {
+	fleet := v.conf.Instances.Endpoints
+	for index := 0; len(v.all)+len(free) < v.most() && (len(fleet) == 0 || index < len(fleet)); index++ {
+		if p.holderLocked(v, index) == nil {
+			free = append(free, index)
+		}
 	}
+	return free
+}
+
+// holderLocked returns the instance that has a place, or nil. It may be one of a
+// configuration before, which a session still has: until that has ended nobody else gets
+// its endpoint (I2), and no other process of the server its index.
+func (p *Pools) holderLocked(v *server, index int) *instance {
+	has := func(in *instance) bool { return in.server.name == v.name && in.index == index }
+	if fleet := v.conf.Instances.Endpoints; len(fleet) > 0 {
+		has = func(in *instance) bool {
+			its := in.server.conf.Instances.Endpoints
+			return in.index < len(its) && its[in.index] == fleet[index]
+		}
+	}
+	if i := slices.IndexFunc(v.all, has); i >= 0 {
+		return v.all[i]
+	}
+	for before := range p.retired {
+		if i := slices.IndexFunc(before.all, has); i >= 0 {
+			return before.all[i]
+		}
+	}
+	return nil
+}
+
+// startLocked starts an instance in the background, at a place that is free.
+func (p *Pools) startLocked(v *server, index int) {
 	v.serial++
 	in := &instance{server: v, id: fmt.Sprintf("%s#%d", v.name, v.serial), index: index, created: time.Now()}
 	var ctx context.Context
@@ -236,7 +266,7 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 	v := in.server
 	if err == nil {
 		in.unit = unit
-		v.failures, v.failure, v.known = 0, nil, known
+		v.failures, v.failed, v.failure, v.known = 0, time.Time{}, nil, known
 		v.pauseOver()
 		for _, c := range v.curious {
 			c <- nil
@@ -245,13 +275,15 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 		p.restLocked(in)
 		return
 	}
-	v.removeLocked(in)
-	p.forgetLocked(v)
+	p.removeLocked(in)
 	if v.refusal != nil {
 		return
 	}
 	p.cfg.Log.Warn("an instance did not start", "server", v.name, "instance", in.id, "err", err)
-	v.failures++
+	if in.created.After(v.failed) { // else it was under way when that failure came
+		v.failures++
+		v.failed = time.Now()
+	}
 	v.failure = err
 	if v.pause == nil {
 		pause := min(firstPause<<min(v.failures-1, 10), mostPause)
@@ -407,20 +439,24 @@ func (p *Pools) endLocked(in *instance, why *fault.Error) {
 		in.unit.Close(why)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		in.server.removeLocked(in)
-		p.forgetLocked(in.server)
+		p.removeLocked(in)
 		p.fillLocked(in.server)
 	})
 }
 
-func (v *server) removeLocked(in *instance) {
+// removeLocked forgets an instance of which nothing is left, and with the last one a server
+// that was retired. What such a one had may be what others wait for.
+func (p *Pools) removeLocked(in *instance) {
+	v := in.server
 	v.all = slices.DeleteFunc(v.all, func(x *instance) bool { return x == in })
-}
-
-// forgetLocked forgets a server that was retired and has no instances any more.
-func (p *Pools) forgetLocked(v *server) {
+	if _, retired := p.retired[v]; !retired {
+		return
+	}
 	if len(v.all) == 0 {
 		delete(p.retired, v)
+	}
+	for _, now := range p.servers {
+		p.fillLocked(now)
 	}
 }
 
