@@ -34,17 +34,18 @@ const (
 // account is what is stored of a session beside the columns that others read, too. It holds
 // no fingerprints, no forwarded headers and nothing of an injected server but its name.
 type account struct {
-	Minted   bool                  `json:"minted,omitempty"`
-	Limits   *config.SessionLimits `json:"limits,omitempty"`
-	Tools    *Tools                `json:"tools,omitempty"`
-	Calls    int64                 `json:"calls,omitempty"`
-	Clients  []clientAccount       `json:"clients,omitempty"`
-	Leases   []leaseAccount        `json:"leases,omitempty"`
-	Injected []string              `json:"injected,omitempty"`
-	Cleanups []CleanupInfo         `json:"cleanups,omitempty"`
-	Lost     []Loss                `json:"lost,omitempty"`
-	Restored time.Time             `json:"restored,omitzero"`
-	Ended    string                `json:"ended,omitempty"` // why
+	Minted    bool                  `json:"minted,omitempty"`
+	Unclaimed bool                  `json:"unclaimed,omitempty"`
+	Limits    *config.SessionLimits `json:"limits,omitempty"`
+	Tools     *Tools                `json:"tools,omitempty"`
+	Calls     int64                 `json:"calls,omitempty"`
+	Clients   []clientAccount       `json:"clients,omitempty"`
+	Leases    []leaseAccount        `json:"leases,omitempty"`
+	Injected  []string              `json:"injected,omitempty"`
+	Cleanups  []CleanupInfo         `json:"cleanups,omitempty"`
+	Lost      []Loss                `json:"lost,omitempty"`
+	Restored  time.Time             `json:"restored,omitzero"`
+	Ended     string                `json:"ended,omitempty"` // why
 }
 
 // clientAccount is what is stored of a client: its handshake, and what it has told servers.
@@ -273,7 +274,7 @@ func (s *Session) draftLocked() *draft {
 		Kind:       s.kind, Workspace: s.workspace, State: string(s.state), Created: s.created, LastActivity: s.lastActivity, Metadata: s.metadata,
 	}
 	d.account = account{
-		Minted: s.minted, Tools: s.tools.Load(), Calls: s.calls, Cleanups: slices.Clone(s.cleanups), Lost: slices.Clone(s.lost), Restored: s.restored,
+		Minted: s.minted, Unclaimed: s.unclaimed, Tools: s.tools.Load(), Calls: s.calls, Cleanups: slices.Clone(s.cleanups), Lost: slices.Clone(s.lost), Restored: s.restored,
 	}
 	if s.ownLimits != (config.SessionLimits{}) {
 		d.account.Limits = &s.ownLimits

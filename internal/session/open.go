@@ -80,7 +80,9 @@ func (m *Manager) enterKnown(o opening) (*Session, error) {
 		m.mu.Unlock()
 		return nil, fault.New(fault.SessionLimit, "session %q is ending; try again when it has ended", o.id)
 	}
-	s.unclaimed = s.unclaimed && o.unclaimed
+	if !o.unclaimed {
+		s.claimLocked()
+	}
 	begin := s.enterLocked()
 	m.mu.Unlock()
 	begin()

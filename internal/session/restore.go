@@ -88,7 +88,7 @@ func (m *Manager) restoreLocked(row store.Session, a account, streams func(*Clie
 	s := newSession(m, key{row.Principal, row.ID})
 	s.incarnation, s.kind, s.metadata, s.workspace, s.created = row.Incarnation, row.Kind, row.Metadata, row.Workspace, row.Created
 	s.state, s.lastActivity, s.restored, s.kept = Dormant, row.LastActivity, time.Now(), true
-	s.minted, s.calls, s.cleanups, s.lost = a.Minted, a.Calls, a.Cleanups, a.Lost
+	s.minted, s.unclaimed, s.calls, s.cleanups, s.lost = a.Minted, a.Unclaimed, a.Calls, a.Cleanups, a.Lost
 	if a.Limits != nil {
 		s.ownLimits = *a.Limits
 	}

@@ -309,7 +309,7 @@ func (m *Manager) Occupy(principal, id string) (release func()) {
 		return func() {}
 	}
 	s.occupied++
-	s.unclaimed = false
+	s.claimLocked()
 	s.lastActivity = time.Now()
 	return func() {
 		m.mu.Lock()

@@ -16,6 +16,14 @@ import (
 
 var errUnclaimed = fault.New(fault.UnknownSession, "the session, which a call had begun that named none, was not named by another one in time")
 
+// claimLocked notes that somebody has named the session.
+func (s *Session) claimLocked() {
+	if s.unclaimed {
+		s.unclaimed = false
+		s.changedLocked()
+	}
+}
+
 // mint makes a branch in a new session, for a call that named none to the binding's server.
 func (c *Client) mint(b *binding) (*Client, error) {
 	s := c.session

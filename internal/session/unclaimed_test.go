@@ -94,6 +94,37 @@ func TestASessionThatNobodyNamesEndsWhenItIsIdle(t *testing.T) {
 	})
 }
 
+// A6, N6: a restart makes no difference to whether a session was named.
+func TestARestartKnowsWhichSessionsNobodyNamed(t *testing.T) {
+	servers := func() []*config.Server { return []*config.Server{exclusive("browser", 3)} }
+	afterEach(t, usual, servers, func(w *kept, again func()) {
+		var x calls
+		x.serve(w.world, "")
+		call := func(name string) string {
+			return w.stateless("browser", wire.ToolsCall, `{"name":"go","arguments":{"session_id":"`+name+`"}}`)
+		}
+		left := w.begunBy(w.stateless("browser", wire.ToolsCall, `{"name":"go"}`))
+		named := w.begunBy(w.stateless("browser", wire.ToolsCall, `{"name":"go"}`))
+		later := w.begunBy(w.stateless("browser", wire.ToolsCall, `{"name":"go"}`))
+		w.works(call(named))
+		synctest.Wait()
+		again()
+		x.serve(w.world, "")
+		if answer := call(later); !strings.Contains(answer, "roundhouse was restarted") {
+			t.Errorf("it does not go on: %s", answer)
+		}
+		synctest.Wait()
+		again()
+		time.Sleep(11 * time.Minute)
+		synctest.Wait()
+		for name, want := range map[string]State{left: Closed, named: Dormant, later: Dormant} {
+			if s := w.state(name); s != want {
+				t.Errorf("%s is %s; want %s", name, s, want)
+			}
+		}
+	})
+}
+
 // X2: what a response rests stays as it is while a client may want it, which a model call does
 // not.
 func TestRestLeavesWhatOthersUse(t *testing.T) {
