@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/era"
@@ -41,20 +40,19 @@ type binding struct {
 	mu       sync.Mutex
 	server   *config.Server // as the next acquire wants it; nil if it is not to be used any more
 	att      *pool.Attachment
-	old      map[*pool.Attachment]struct{} // those that the configuration has replaced, while calls are in flight there
-	err      error                         // of the last acquire
-	busy     chan struct{}                 // closed when the acquire under way has ended
-	giveUp   context.CancelCauseFunc       // of that acquire; nil if it is of no instance
-	waiting  int                           // for it
-	acquired uint64                        // which acquire of the manager's att is from
-	leases   map[*pool.Attachment]*lease   // of those attachments whose server is exclusive; nil before the first
-	loss     string                        // what the next result says of an instance that has ended by itself, or ""
-	cleaning chan struct{}                 // closed when the clean-up under way has ended, else nil
+	old      map[*pool.Attachment]bool          // those that the configuration has replaced: unset while calls are in flight there, set while it is given back
+	used     map[*pool.Attachment]bool          // whether a tool was called through it since its clean-up; absent before either
+	err      error                              // of the last acquire
+	busy     chan struct{}                      // closed when the acquire under way has ended
+	giveUp   context.CancelCauseFunc            // of that acquire; nil if it is of no instance
+	waiting  int                                // for it
+	acquired uint64                             // which acquire of the manager's att is from
+	leases   map[*pool.Attachment]*lease        // of those attachments whose server is exclusive; nil before the first
+	loss     string                             // what the next result says of an instance that the session has no more, or ""
+	cleaning map[*pool.Attachment]chan struct{} // closed when the clean-up under way has ended
 	released bool
 	peers    map[*Client]*peer
 	awaited  bool // by a list for visitors, from which it was left out
-
-	used atomic.Pointer[pool.Attachment] // the attachment through which a tool was called since the last clean-up
 }
 
 // bind returns the session's binding for a server and a client's capabilities.
@@ -85,7 +83,10 @@ func (s *Session) bind(c *Client, server *config.Server) (*binding, error) {
 	if s.holder == nil { // it has ended, or it is dormant and this is no request
 		return nil, cmp.Or(s.cause, errEnded)
 	}
-	b := &binding{s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, era: k.era, only: k.only, peers: map[*Client]*peer{}, old: map[*pool.Attachment]struct{}{}}
+	b := &binding{
+		s: s, name: server.Name, server: server, capabilities: capabilities, variant: c.variant, era: k.era, only: k.only, peers: map[*Client]*peer{},
+		old: map[*pool.Attachment]bool{}, used: map[*pool.Attachment]bool{}, cleaning: map[*pool.Attachment]chan struct{}{},
+	}
 	s.bindings[k] = b
 	s.order = append(s.order, b)
 	return b, nil
@@ -378,6 +379,20 @@ func inOrder(order []*binding) []*binding {
 	return slices.SortedStableFunc(slices.Values(order), func(x, y *binding) int { return cmp.Compare(at[x], at[y]) })
 }
 
+// hasLocked reports whether the binding is attached so, or was before a new configuration
+// and has not given that back.
+func (b *binding) hasLocked(att *pool.Attachment) bool {
+	_, old := b.old[att]
+	return b.att == att || old
+}
+
+// attachments is attachmentsLocked without the lock.
+func (b *binding) attachments() []*pool.Attachment {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.attachmentsLocked()
+}
+
 // attachmentsLocked returns all that the binding is attached to.
 func (b *binding) attachmentsLocked() []*pool.Attachment {
 	atts := slices.Collect(maps.Keys(b.old))
@@ -508,8 +523,8 @@ func (p *peer) over(att *pool.Attachment) bool {
 	}
 	p.b.mu.Lock()
 	defer p.b.mu.Unlock()
-	_, old := p.b.old[att]
-	return p.b.att != att && !old || p.b.peers[p.c] != p
+	leaving, old := p.b.old[att]
+	return p.b.att != att && (!old || leaving) || p.b.peers[p.c] != p
 }
 
 // remember keeps what a successful request changed at the server. uri is how the

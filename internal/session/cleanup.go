@@ -42,7 +42,8 @@ const (
 
 // cleanUp tells the servers behind bindings that the session has used them for the last
 // time, before their connections are released (N5): each once for what was called since
-// the last time, all at once, on a context of its own. Calls must have ended. Nobody is
+// the last time, also through connections that a new configuration has replaced, all at
+// once, on a context of its own. Calls must have ended. Nobody is
 // told who was not used, nor on a shared connection, where other sessions would suffer,
 // unless the configuration wants that.
 func (s *Session) cleanUp(order []*binding) {
@@ -50,36 +51,53 @@ func (s *Session) cleanUp(order []*binding) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, b := range order {
-		if att := b.current(); att != nil {
+		for _, att := range b.attachments() {
 			wg.Go(func() { b.cleanUp(ctx, att) })
 		}
 	}
 	wg.Wait()
 }
 
-// cleanUp is the clean-up of one attachment. If another end of the binding's use is at it,
-// it waits for that: what comes next gives the connection back.
+// use notes that a tool is called through an attachment (N5), and returns what the result
+// is to say of an instance that the session has no more, once. An attachment that was given
+// back in this moment refuses the call.
+func (b *binding) use(att *pool.Attachment) (loss string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.hasLocked(att) {
+		return ""
+	}
+	b.used[att] = true
+	if b.att == att {
+		loss, b.loss = b.loss, ""
+	}
+	return loss
+}
+
+// cleanUp is the clean-up of one attachment. If another end of its use is at it, it waits
+// for that: what comes next gives the connection back.
 func (b *binding) cleanUp(ctx context.Context, att *pool.Attachment) {
 	b.mu.Lock()
-	waited := b.cleaning != nil
-	for b.cleaning != nil {
-		other := b.cleaning
+	for other := b.cleaning[att]; other != nil; other = b.cleaning[att] {
 		b.mu.Unlock()
 		<-other // it has a limit of its own
 		b.mu.Lock()
 	}
+	used, known := b.used[att]
+	if !b.hasLocked(att) || known && !used {
+		b.mu.Unlock()
+		return // another end has done it
+	}
+	b.used[att] = false
 	mine := make(chan struct{})
-	b.cleaning = mine
+	b.cleaning[att] = mine
 	b.mu.Unlock()
 	defer func() {
 		b.mu.Lock()
-		b.cleaning = nil
+		delete(b.cleaning, att)
 		b.mu.Unlock()
 		close(mine)
 	}()
-	if waited && b.used.Load() != att {
-		return // the other one has done it
-	}
 	server := att.Settings()
 	call := server.Cleanup.ToolCall
 	if call.Tool == "" {
@@ -89,7 +107,7 @@ func (b *binding) cleanUp(ctx context.Context, att *pool.Attachment) {
 		call = config.ToolCall{Tool: cleanupTool}
 	}
 	done := CleanupInfo{Server: b.name, Tool: call.Tool, Outcome: CleanupSkipped, At: time.Now()}
-	switch used := b.used.CompareAndSwap(att, nil); {
+	switch {
 	case !used:
 		done.Reason = "no tool was called"
 	case !att.Own() && !server.Cleanup.Shared:

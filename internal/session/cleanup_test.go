@@ -188,6 +188,78 @@ func TestTwoEndsAtOnceCleanUpOnce(t *testing.T) {
 	})
 }
 
+// N5: a connection that a new configuration has replaced has a clean-up of its own, however
+// the session lets go of it and whether or not the new one was used, too.
+func TestAReplacedConnectionIsCleanedUpForItself(t *testing.T) {
+	ends := map[string]func(w *world){
+		"its calls end":  func(*world) { time.Sleep(20 * time.Second) },
+		"its time ends":  func(*world) { time.Sleep(time.Minute) },
+		"end":            func(w *world) { w.works(w.ended("a")) },
+		"released lease": func(w *world) { _ = w.m.ReleaseLease("local", false, "a", "browser") },
+	}
+	for name, end := range ends {
+		for _, more := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s, %d calls of the new one", name, more), func(t *testing.T) {
+				s := exclusive("browser", 1)
+				s.Cleanup.Tool = "close"
+				inWorld(t, usual, []*config.Server{s}, func(w *world) {
+					sent := w.cleaners("x", fine)
+					c, ms := w.client("browser", "a"), 10_000
+					if name == "its time ends" {
+						ms = 3600_000
+					}
+					w.call(c, ms)
+					synctest.Wait()
+					changed := *s
+					changed.Args = []string{"--new"}
+					w.configure(&changed)
+					for id := range more {
+						w.works(c.do(id, wire.ToolsCall, echo))
+					}
+					end(w)
+					if name == "its calls end" || name == "its time ends" {
+						synctest.Wait()
+						if n := sent(); n != 1 {
+							t.Errorf("%d clean-ups were sent before the end", n)
+						}
+						w.works(w.ended("a"))
+					}
+					if n := sent(); n != 1+more {
+						t.Errorf("%d clean-ups were sent", n)
+					}
+					if got := w.m.Stats().Cleanups; got[CleanupOK] != int64(1+more) || len(got) != 1 {
+						t.Errorf("%v", got)
+					}
+				})
+			})
+		}
+	}
+}
+
+// N4, N5: the end of a session waits for the clean-up of a connection that a new configuration
+// has replaced, before it gives that back.
+func TestTheEndWaitsForTheCleanupOfAReplacedConnection(t *testing.T) {
+	s := exclusive("browser", 1)
+	s.Cleanup.Tool = "close"
+	inWorld(t, usual, []*config.Server{s}, func(w *world) {
+		sent := w.cleaners("x", "") // which takes until its limit
+		w.works(w.client("browser", "a").do(1, wire.ToolsCall, echo))
+		w.configure()
+		time.Sleep(time.Second)
+		begun := time.Now()
+		w.works(w.ended("a"))
+		if took := time.Since(begun); took > 4*time.Second || took < 3*time.Second {
+			t.Errorf("the end took %s", took)
+		}
+		if n := sent(); n != 1 {
+			t.Errorf("%d clean-ups were sent", n)
+		}
+		if got := w.m.Stats().Cleanups; got[CleanupTimeout] != 1 || len(got) != 1 {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
 // N3, N5: what is used again after a sleep is told again.
 func TestEachUseOfAServerHasItsCleanup(t *testing.T) {
 	s := exclusive("browser", 1)

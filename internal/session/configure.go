@@ -204,8 +204,9 @@ func (b *binding) configure(server *config.Server) []outdated {
 		att.Reconfigure(server)
 		return nil
 	default:
+		b.noteLossLocked(att, "was given back, since the configuration of the server has changed")
 		b.att = nil
-		b.old[att] = struct{}{}
+		b.old[att] = false
 		return []outdated{{b, att}}
 	}
 }
@@ -260,7 +261,9 @@ func (p *peer) subscribed() bool {
 func (b *binding) retire(att *pool.Attachment) {
 	b.mu.Lock()
 	_, mine := b.old[att]
-	delete(b.old, att)
+	if mine {
+		b.old[att] = true // an end of the session meanwhile waits for the clean-up
+	}
 	peers := slices.Collect(maps.Values(b.peers))
 	b.mu.Unlock()
 	if !mine {
@@ -272,6 +275,9 @@ func (b *binding) retire(att *pool.Attachment) {
 		att.Leave(p, why)
 	}
 	b.cleanUp(context.Background(), att)
+	b.mu.Lock()
+	delete(b.old, att)
+	b.mu.Unlock()
 	b.letGo(att, att.Retire)
 }
 

@@ -412,8 +412,7 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 			return err
 		}
 		if f.Method == wire.ToolsCall {
-			k.mention(b.takeLoss(), s.takeNotice())
-			b.used.Store(att) // before it is sent, for the answer may end the session (N5)
+			k.mention(b.use(att), s.takeNotice()) // before it is sent, for the answer may end the session (N5)
 		}
 		mc, err := p.cross(att, k, f, r)
 		if mc != nil {

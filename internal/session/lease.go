@@ -59,6 +59,7 @@ func (b *binding) letGo(att *pool.Attachment, giveUp func()) {
 	b.mu.Lock()
 	l := b.leases[att]
 	delete(b.leases, att)
+	delete(b.used, att)
 	b.mu.Unlock()
 	if l == nil {
 		return
@@ -127,24 +128,22 @@ func errUndeclared(method string) error {
 	return &wire.ParseFailure{Code: wire.MethodNotFound, Message: "the server does not declare " + method}
 }
 
-// noteLoss remembers that the session's instance has ended by itself, so that the next
-// result says it: what the session did there is lost, and must not be so silently (N6).
+// noteLoss is noteLossLocked for an instance that has ended by itself.
 func (b *binding) noteLoss(att *pool.Attachment, why *fault.Error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if l := b.leases[att]; l != nil && b.att == att {
-		b.loss = fmt.Sprintf("roundhouse: the instance of %s that this session used has ended (%s); this result is from a new one, which knows nothing of what was done before: begin anew there",
-			b.name, why.Message)
+	if b.att == att {
+		b.noteLossLocked(att, fmt.Sprintf("has ended (%s)", why.Message))
 	}
 }
 
-// takeLoss returns what is to be said of a loss, once.
-func (b *binding) takeLoss() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	loss := b.loss
-	b.loss = ""
-	return loss
+// noteLossLocked remembers what has become of the session's instance, if it has the
+// attachment's, so that the next result says it: what the session did there is lost, and
+// must not be so silently (N6).
+func (b *binding) noteLossLocked(att *pool.Attachment, fate string) {
+	if b.leases[att] != nil {
+		b.loss = fmt.Sprintf("roundhouse: the instance of %s that this session used %s; this result is from a new one, which knows nothing of what was done before: begin anew there", b.name, fate)
+	}
 }
 
 // mention has it said with the call's result what was lost, of the server's instance and

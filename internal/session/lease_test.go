@@ -275,6 +275,45 @@ func TestAChangedConfigurationReplacesTheInstance(t *testing.T) {
 	})
 }
 
+// N6, I1: a session whose instance another configuration has taken away is told so with the
+// first result of the new one, once; a call that still ends at the old one says nothing.
+func TestASessionWhoseInstanceTheConfigurationReplacedIsTold(t *testing.T) {
+	old := exclusive("browser", 1)
+	inWorld(t, usual, []*config.Server{old}, func(w *world) {
+		w.on = func(l *link, f wire.Frame) bool {
+			if f.Method == wire.ToolsCall {
+				l.wg.Go(func() {
+					if strings.Contains(string(f.Params()), "slow") {
+						time.Sleep(5 * time.Second)
+					}
+					l.say(wire.Result(f.ID(), []byte(fine)))
+				})
+			}
+			return f.Method == wire.ToolsCall
+		}
+		a, b := w.client("browser", "a"), w.client("browser", "b")
+		slow := newTray()
+		a.Session().Do(a, frame(1, wire.ToolsCall, `{"name":"echo","slow":1}`), slow)
+		synctest.Wait()
+		changed := *old
+		changed.Args = []string{"--new"}
+		w.configure(&changed)
+		answer := a.do(2, wire.ToolsCall, echo)
+		if !strings.Contains(answer, "the instance of browser that this session used was given back, since the configuration of the server has changed; this result is from a new one") {
+			t.Error(answer)
+		}
+		for _, answer := range []string{string((<-slow.done).AppendTo(nil)), a.do(3, wire.ToolsCall, echo)} {
+			if w.works(answer); strings.Contains(answer, "roundhouse") {
+				t.Error(answer)
+			}
+		}
+		w.works(w.ended("a"))
+		if answer := b.do(1, wire.ToolsCall, echo); strings.Contains(answer, "roundhouse") {
+			t.Errorf("one that had none is told: %s", answer)
+		}
+	})
+}
+
 var _ pool.Link = (*link)(nil)
 
 // I2, I3, N3, N7: more sessions than instances. While they wait, an idle session that has an
