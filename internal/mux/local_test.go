@@ -107,6 +107,36 @@ func TestUpdatesGoToSubscribersOnly(t *testing.T) {
 	equal(t, "log", w.logs)
 }
 
+// M4: a server may tell of a change before it answers who has just subscribed to the
+// resource. Who has given up waiting hears nothing.
+func TestUpdatesBeforeTheAnswerReachTheSubscriber(t *testing.T) {
+	const updated = `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file:///x"}}`
+	for _, newer := range []bool{false, true} {
+		w := newWorld(t, Config{})
+		if newer {
+			w, _ = newerWorld(t, false)
+		}
+		a, b, c, gone := &client{name: "a"}, &client{name: "b"}, &client{name: "c"}, &client{name: "gone"}
+		call, outA := w.begin(a, subscribing(`"file:///x"`))
+		_, outB := w.begin(b, subscribing(`"file:///x"`))
+		w.begin(gone, subscribing(`"file:///x"`))
+		w.m.Leave(gone, nil)
+		w.receive(updated)
+		pending(t, outA)
+		if newer {
+			w.acknowledge(1, oneURI)
+		} else {
+			w.result(call)
+		}
+		answeredWith(t, outA, `1`, done)
+		answeredWith(t, outB, `1`, done)
+		for _, p := range []*client{a, b} {
+			equal(t, "heard by "+p.name, p.notices, updated)
+		}
+		equal(t, "heard by others", append(c.notices, gone.notices...))
+	}
+}
+
 // M4: a server may name the part of a subscribed resource that has changed.
 func TestUpdatesOfAPartGoToSubscribersOfTheWhole(t *testing.T) {
 	w := newWorld(t, Config{})

@@ -162,7 +162,8 @@ func (m *Mux) progress(f wire.Frame, r wire.Routing) {
 }
 
 // updated goes to the subscribers of the URI only (M4), or of one above it: a server
-// may name the part of a resource that has changed.
+// may name the part of a resource that has changed. Who waits for the server's word on his
+// subscription is one of them, since a server may tell of a change before it gives that.
 func (m *Mux) updated(f wire.Frame, r wire.Routing) {
 	uri, err := wire.Text(r.URI.Of(f.Raw))
 	if err != nil {
@@ -179,6 +180,13 @@ func (m *Mux) updated(f wire.Frame, r wire.Routing) {
 		has := func(uri string) bool { _, ok := mem.uris[uri]; return ok }
 		if slices.ContainsFunc(above, has) {
 			to = append(to, p)
+		}
+	}
+	for _, uri := range above {
+		for _, w := range m.subs[uri].waiting {
+			if !slices.Contains(to, w.peer) {
+				to = append(to, w.peer)
+			}
 		}
 	}
 	m.mu.Unlock()
