@@ -15,11 +15,15 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
+
+const modern = "2026-07-28"
 
 // order is one line of input.
 type order struct {
@@ -63,7 +67,43 @@ type session struct {
 	changes  int
 	progress map[string][]progress // by token
 	calls    map[string]context.CancelFunc
+	granted  []string // URIs, and lists: what the server has said it will tell of
 }
+
+// lists stands for the lists of tools where a URI would stand for a resource.
+const lists = "lists"
+
+// acknowledged takes the server's word on what it will tell of.
+func (s *session) acknowledged(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, r mcp.Request) (mcp.Result, error) {
+		if p, ok := r.GetParams().(*mcp.SubscriptionsAcknowledgedParams); ok {
+			s.mu.Lock()
+			s.granted = append(s.granted, p.Notifications.ResourceSubscriptions...)
+			if p.Notifications.ToolsListChanged {
+				s.granted = append(s.granted, lists)
+			}
+			s.mu.Unlock()
+		}
+		return next(ctx, method, r)
+	}
+}
+
+// await waits for the server's word. The SDK's client of 2026-07-28 asks for it and does
+// not wait, so that the server may get to a call that it makes then before it listens.
+func (s *session) await(what string) error {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		s.mu.Lock()
+		granted := slices.Contains(s.granted, what)
+		s.mu.Unlock()
+		if granted {
+			return nil
+		}
+	}
+	return fmt.Errorf("the server has not acknowledged that it will tell of %s", what)
+}
+
+// isModern reports whether the session is of 2026-07-28.
+func (s *session) isModern() bool { return s.InitializeResult().ProtocolVersion == modern }
 
 func main() {
 	var mu sync.Mutex // guards sessions and the output
@@ -119,7 +159,10 @@ func obey(s *session, o order) (any, error) {
 		s.calls[o.Key]()
 		return true, nil
 	case "subscribe":
-		return true, s.Subscribe(ctx, &mcp.SubscribeParams{URI: o.URI})
+		if err := s.Subscribe(ctx, &mcp.SubscribeParams{URI: o.URI}); err != nil || !s.isModern() {
+			return true, err
+		}
+		return true, s.await(o.URI)
 	case "tools":
 		var names []string
 		for tool, err := range s.Tools(ctx, nil) {
@@ -170,9 +213,10 @@ func open(ctx context.Context, o order) (*session, error) {
 		},
 	})
 	client.AddRoots(&mcp.Root{URI: "file:///" + s.name, Name: s.name})
+	client.AddReceivingMiddleware(s.acknowledged)
 	version := "2025-11-25"
 	if o.Era == "modern" {
-		version = "2026-07-28"
+		version = modern
 	}
 	// Each client has its own TCP connections, as clients in processes of their own have.
 	var transport mcp.Transport = &mcp.StreamableClientTransport{Endpoint: o.URL, HTTPClient: &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}}
@@ -181,7 +225,13 @@ func open(ctx context.Context, o order) (*session, error) {
 	}
 	var err error
 	s.ClientSession, err = client.Connect(ctx, transport, &mcp.ClientSessionOptions{ProtocolVersion: version})
-	return s, err
+	if err != nil || !s.isModern() {
+		return s, err
+	}
+	if tools := s.InitializeResult().Capabilities.Tools; tools == nil || !tools.ListChanged {
+		return s, nil
+	}
+	return s, s.await(lists)
 }
 
 // result is what came of a call.
