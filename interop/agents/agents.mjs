@@ -83,7 +83,7 @@ function write(home, name, content) {
  * has been killed after limit milliseconds. It sees no variable of this process but PATH. Whatever it wants of hosts
  * other than 127.0.0.1 it asks of the model's server, as its proxy, which refuses and remembers; proxy is that server's URL if model is not.
  */
-export async function run(t, agent, { model, proxy: refusing = model, server, prompt, limit = 90_000 }) {
+export async function run(t, agent, { model, proxy: refusing = model, server, prompt, limit = 200_000 }) {
   const home = realpathSync(mkdtempSync(join(tmpdir(), 'roundhouse-agent-')));
   const work = join(home, 'work');
   mkdirSync(work);

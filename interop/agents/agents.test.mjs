@@ -8,7 +8,7 @@ import { dirname, join, resolve } from 'node:path';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 
-import { processes, startDaemon, until } from '../js/launch.mjs';
+import { patience, processes, startDaemon, until } from '../js/launch.mjs';
 import { agents, run } from './agents.mjs';
 import { startModel } from './model.mjs';
 
@@ -61,7 +61,7 @@ function assertQuiet(daemon) {
 }
 
 for (const agent of agents) {
-  test(`${agent.name} calls a tool by URL`, { timeout: 120_000 }, async (t) => {
+  test(`${agent.name} calls a tool by URL`, { timeout: 300_000 }, async (t) => {
     const daemon = await startDaemon(t);
     let seen;
     const during = async () => (seen = await clients(daemon));
@@ -73,7 +73,7 @@ for (const agent of agents) {
   });
 
   // H7: names of the aggregate fit what agents make of them.
-  test(`${agent.name} calls a tool of the aggregate`, { timeout: 120_000 }, async (t) => {
+  test(`${agent.name} calls a tool of the aggregate`, { timeout: 300_000 }, async (t) => {
     const daemon = await startDaemon(t);
     await echo(t, agent, { server: { name: 'all', url: String(daemon.mcp()) }, tool: 'everything__echo', word: 'tender' });
     assertQuiet(daemon);
@@ -81,7 +81,7 @@ for (const agent of agents) {
 }
 
 // S2, M1: agents of one kind share a process and get their own words back; agents that declare other capabilities have another process.
-test('two of each agent at once share a server process per kind', { timeout: 240_000 }, async (t) => {
+test('two of each agent at once share a server process per kind', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const runs = agents.flatMap((agent) => [1, 2].map((i) => ({ agent, word: `${agent.name.replace(/\W/g, '')}${i}` })));
   const arrived = barrier(runs.length);
@@ -107,7 +107,7 @@ const connectable = spawnSync(binary, ['connect', '--help'], { encoding: 'utf8' 
 
 // H8: the command in place of the server's own.
 for (const agent of agents) {
-  test(`${agent.name} calls a tool through roundhouse connect`, { timeout: 120_000, skip: !connectable && 'this roundhouse has no connect command' }, async (t) => {
+  test(`${agent.name} calls a tool through roundhouse connect`, { timeout: 300_000, skip: !connectable && 'this roundhouse has no connect command' }, async (t) => {
     const directory = mkdtempSync(join(tmpdir(), 'roundhouse-socket-'));
     t.after(() => rmSync(directory, { recursive: true, force: true }));
     const socket = join(directory, 'roundhouse.sock');
@@ -118,8 +118,8 @@ for (const agent of agents) {
     const took = await echo(t, agent, { server, word: 'whistle', during });
     // In 2026-07-28 what the agent listens to is a client of its own, beside that of the line.
     assert.equal(new Set(seen.map(({ session }) => session)).size, 1, 'one session at the daemon during the run');
-    await until('the shim has ended', 5_000, () => processes(({ command }) => command.includes(socket)).length === 0);
-    await until('its session has ended', 5_000, async () => (await clients(daemon)).length === 0);
+    await until('the shim has ended', patience, () => processes(({ command }) => command.includes(socket)).length === 0);
+    await until('its session has ended', patience, async () => (await clients(daemon)).length === 0);
     t.diagnostic(`${seen[0].name}, protocol ${seen[0].protocolVersion}, ${Math.round(took)} ms`);
     assertQuiet(daemon);
   });

@@ -8,7 +8,7 @@ import { agents, run } from './agents.mjs';
 import { startModel } from './model.mjs';
 
 // A.19, C1, C2, J2: two of each agent at once, each with a session of its own.
-test('every model call of an agent is a turn of its session', { timeout: 240_000 }, async (t) => {
+test('every model call of an agent is a turn of its session', { timeout: 300_000 }, async (t) => {
   const word = 'whistle';
   // Every session has a word and so a model of its own, of which the upstream's model is the name.
   const model = await startModel(t, { tool: 'mcp__everything__echo', args: { message: word }, closing: (result) => `The server said ${result}.` });

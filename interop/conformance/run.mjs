@@ -14,13 +14,13 @@ import { dirname, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
-import { Child, freePort, startDaemon, until } from '../js/launch.mjs';
+import { Child, freePort, patience, startDaemon, until } from '../js/launch.mjs';
 import { differences } from './differences.mjs';
 
 const here = dirname(fileURLToPath(import.meta.url));
 const repository = resolve(here, '..', '..');
 const modules = join(here, 'node_modules');
-const bound = 240_000; // milliseconds for everything
+const bound = 900_000; // milliseconds for everything
 const run = promisify(execFile);
 
 const goServer = 'github.com/modelcontextprotocol/go-sdk/conformance/everything-server';
@@ -149,7 +149,7 @@ async function prepare(server, { face, settings }, undo) {
   const child = server[face](port);
   undo.push(() => child.killAll());
   const url = `http://127.0.0.1:${port}/mcp`;
-  await until(`${url} answers`, 15_000, () => fetch(url).then(({ body }) => (body?.cancel(), true), () => false));
+  await until(`${url} answers`, patience, () => fetch(url).then(({ body }) => (body?.cancel(), true), () => false));
   return { type: 'http', url, ...settings };
 }
 

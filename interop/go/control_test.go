@@ -32,7 +32,7 @@ func TestControlWithoutRoundhouse(t *testing.T) {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		_ = cmd.Wait()
 	})
-	until(t, 15*time.Second, "the everything server listens", func() bool { return strings.Contains(output.String(), "listening on port") })
+	until(t, "the everything server listens", func() bool { return strings.Contains(output.String(), "listening on port") })
 
 	var group errgroup.Group
 	for i, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", legacy, ""} {

@@ -33,6 +33,10 @@ import (
 // servers are found; its value is different in every test.
 const markName = "ROUNDHOUSE_INTEROP"
 
+// patience bounds every wait for something that must happen; the machine may be slow,
+// and busy.
+const patience = time.Minute
+
 // server is one entry of mcpServers, as far as these tests need it.
 type server struct {
 	Command string            `json:"command"`
@@ -148,7 +152,7 @@ func startDaemon(t *testing.T, more map[string]server) *daemon {
 		d.waitErr = d.cmd.Wait()
 		close(d.exited)
 	}()
-	until(t, 15*time.Second, "the daemon is ready", func() bool {
+	until(t, "the daemon is ready", func() bool {
 		select {
 		case <-d.exited:
 			t.Fatalf("the daemon ended: %v", d.waitErr)
@@ -202,13 +206,13 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// until polls ask and fails the test if it is not true within limit.
-func until(t *testing.T, limit time.Duration, what string, ask func() bool) {
+// until polls ask and fails the test if it does not become true.
+func until(t *testing.T, what string, ask func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(limit)
+	deadline := time.Now().Add(patience)
 	for !ask() {
 		if time.Now().After(deadline) {
-			t.Fatalf("gave up after %v waiting until %s", limit, what)
+			t.Fatalf("gave up after %v waiting until %s", patience, what)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -224,11 +228,13 @@ func (d *daemon) mcp(name string) string {
 
 // connection is what the daemon says about one upstream connection.
 type connection struct {
-	ID     string `json:"id"`
-	Server string `json:"server"`
-	PID    int    `json:"pid"`
-	State  string `json:"state"`
-	Refs   int    `json:"refs"`
+	ID         string `json:"id"`
+	Server     string `json:"server"`
+	PID        int    `json:"pid"`
+	State      string `json:"state"`
+	Refs       int    `json:"refs"`
+	Calls      int    `json:"inFlight"`
+	Generation int    `json:"generation"`
 }
 
 func (d *daemon) connections(ctx context.Context) ([]connection, error) {
@@ -251,6 +257,25 @@ func (d *daemon) connections(ctx context.Context) ([]connection, error) {
 		return nil, fmt.Errorf("listing connections: %w", err)
 	}
 	return list.Connections, nil
+}
+
+// calls waits until so many calls are open at a server. The last of them may still be
+// on its way there.
+func (d *daemon) calls(t *testing.T, server string, count int) {
+	t.Helper()
+	until(t, fmt.Sprintf("%d calls are open at %s", count, server), func() bool {
+		connections, err := d.connections(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		open := 0
+		for _, c := range connections {
+			if c.Server == server {
+				open += c.Calls
+			}
+		}
+		return open == count
+	})
 }
 
 // process is one live process that belongs to a daemon.

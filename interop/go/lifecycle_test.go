@@ -110,7 +110,7 @@ func TestKilledDaemonLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-d.exited
-	until(t, 7*time.Second, "everything of the killed daemon has ended", func() bool { return len(d.processes()) == 0 })
+	until(t, "everything of the killed daemon has ended", func() bool { return len(d.processes()) == 0 })
 }
 
 // M6: sampling and elicitation reach the one client with a call in flight, and

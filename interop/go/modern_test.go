@@ -81,7 +81,7 @@ func TestModernClientListensAndReads(t *testing.T) {
 	if _, err := a.call(ctx, "toggle-subscriber-updates", nil); err != nil {
 		t.Fatal(err)
 	}
-	until(t, 9*time.Second, "both have their updates", func() bool { return len(a.updates()) >= 2 && len(b.updates()) >= 2 })
+	until(t, "both have their updates", func() bool { return len(a.updates()) >= 2 && len(b.updates()) >= 2 })
 	if _, err := a.call(ctx, "toggle-subscriber-updates", nil); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import { test } from 'node:test';
 
 import { browser, skip } from './browser.mjs';
 import { connect } from './clients.mjs';
-import { Child, startDaemon, until } from './launch.mjs';
+import { Child, patience, startDaemon, until } from './launch.mjs';
 
 /** A site whose page at /NAME has that name in its title. It holds each page back until so many have been asked for. */
 async function site(t, together = 1) {
@@ -56,11 +56,11 @@ async function start(t) {
 }
 
 async function nothingIsLeft(daemon) {
-  await until('no process of a browser is left', 20_000, () => daemon.serverProcesses().length === 0);
+  await until('no process of a browser is left', patience, () => daemon.serverProcesses().length === 0);
 }
 
 // A2: unattended, from a shell.
-test('a model opens a page and says its title', { skip, timeout: 60_000 }, async (t) => {
+test('a model opens a page and says its title', { skip, timeout: 300_000 }, async (t) => {
   const [url, daemon] = [await site(t), await start(t)];
   const child = new Child(daemon.executable, ['run', `open ${url}/home and say its title`, '--server', 'browser', '--model', 'scripted', '--json', '--url', daemon.url], { env: process.env });
   t.after(() => child.killAll());
@@ -77,14 +77,14 @@ test('a model opens a page and says its title', { skip, timeout: 60_000 }, async
 });
 
 // A3: the site answers only when both have asked, so they run at the same time.
-test('two tasks run at the same time in browsers of their own', { skip, timeout: 60_000 }, async (t) => {
+test('two tasks run at the same time in browsers of their own', { skip, timeout: 300_000 }, async (t) => {
   const [url, daemon] = [await site(t, 2), await start(t)];
   const session = await connect(daemon.mcp('roundhouse'));
   const progress = [];
   const { content, structuredContent, isError } = await session.call(
     'run_tasks',
     { tasks: [`open ${url}/one and say its title`, `open ${url}/two and say its title`], concurrent: true, isolate: true },
-    { timeout: 50_000, onprogress: (step) => progress.push(step) },
+    { timeout: 150_000, onprogress: (step) => progress.push(step) },
   );
   assert.ok(!isError);
   assert.deepEqual(

@@ -10,7 +10,7 @@ import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js'
 
 import { browser, skip } from './browser.mjs';
 import { connect, text } from './clients.mjs';
-import { processes, startDaemon, until } from './launch.mjs';
+import { patience, processes, startDaemon, until } from './launch.mjs';
 
 /** A site that gives each browser the cookie that it asks for, and shows what cookies a browser has. */
 async function site(t) {
@@ -35,8 +35,8 @@ async function instances(daemon, name = 'browser') {
 const browsersIn = (places) => processes(({ command }) => command.some((word) => places.some((place) => word.includes(place))));
 
 async function nothingIsLeft(daemon, places) {
-  await until('no process of a browser is left', 20_000, () => daemon.serverProcesses().length + browsersIn(places).length === 0);
-  await until('the profiles are gone', 5_000, () => places.every((place) => !existsSync(place)));
+  await until('no process of a browser is left', patience, () => daemon.serverProcesses().length + browsersIn(places).length === 0);
+  await until('the profiles are gone', patience, () => places.every((place) => !existsSync(place)));
 }
 
 /** The directories of instances: they are the temporary directories of the processes. */
@@ -56,9 +56,9 @@ async function see(session, url) {
 }
 
 // I2, I3, I5, I7, N4, N5, case 12.
-test('two sessions have a browser each, a third waits, and nothing of them is left', { skip, timeout: 180_000 }, async (t) => {
+test('two sessions have a browser each, a third waits, and nothing of them is left', { skip, timeout: 400_000 }, async (t) => {
   const url = await site(t);
-  const daemon = await startDaemon(t, { servers: () => ({ browser: browser({ max: 2, maxWait: '60s' }) }) });
+  const daemon = await startDaemon(t, { servers: () => ({ browser: browser({ max: 2, maxWait: '120s' }) }) });
   const [a, b, c] = await Promise.all(['a', 'b', 'c'].map((name) => connect(daemon.mcp('browser'), { name })));
   assert.ok((await c.client.listTools()).tools.some(({ name }) => name === 'browser_navigate'), 'a list needs no browser');
   await Promise.all([see(a, `${url}?set=a`), see(b, `${url}?set=b`)]);
@@ -68,7 +68,7 @@ test('two sessions have a browser each, a third waits, and nothing of them is le
   assert.equal(places.length, 2, `each has a directory: ${places}`);
 
   const third = see(c, url);
-  await until('the third session waits', 20_000, async () => (await instances(daemon)).waiting.length === 1);
+  await until('the third session waits', patience, async () => (await instances(daemon)).waiting.length === 1);
   assert.equal((await instances(daemon)).leased, 2);
   await a.leave();
   assert.match(await third, /cookies: none/, 'nothing of the first session is left for the third');
@@ -80,9 +80,9 @@ test('two sessions have a browser each, a third waits, and nothing of them is le
 });
 
 // A6, I2, I3, I7, N5: the same for sessions that the calls of one client name, such as those of agents behind one shim.
-test('two sessions through one shim have a browser each, a third waits, and nothing of them is left', { skip, timeout: 180_000 }, async (t) => {
+test('two sessions through one shim have a browser each, a third waits, and nothing of them is left', { skip, timeout: 400_000 }, async (t) => {
   const url = await site(t);
-  const daemon = await startDaemon(t, { servers: () => ({ browser: browser({ max: 2, min: 1, maxWait: '60s' }), strict: browser({ max: 1, min: 1, maxWait: '1s' }) }) });
+  const daemon = await startDaemon(t, { servers: () => ({ browser: browser({ max: 2, min: 1, maxWait: '120s' }), strict: browser({ max: 1, min: 1, maxWait: '1s' }) }) });
   const shim = async (server) => {
     const client = new Client({ name: 'agents', version: '1' });
     const args = ['connect', server, '--url', daemon.url, '--no-autostart', '--fallback', 'off'];
@@ -105,14 +105,14 @@ test('two sessions through one shim have a browser each, a third waits, and noth
   assert.ok(browsersIn(places).length > 6, 'browsers are many processes');
 
   const third = see(as('c'), url);
-  await until('the third session waits', 20_000, async () => (await instances(daemon)).waiting.length === 1);
+  await until('the third session waits', patience, async () => (await instances(daemon)).waiting.length === 1);
   const end = (session) => fetch(new URL(`/api/v1/sessions/${session}`, daemon.url), { method: 'DELETE' });
   assert.equal((await end('a')).status, 204);
   assert.match(await third, /cookies: none/, 'nothing of the first session is left for the third');
   places.push(...directories(daemon));
 
   const strict = await shim('strict');
-  await until('one is ready', 60_000, async () => (await instances(daemon, 'strict')).warm === 1);
+  await until('one is ready', patience, async () => (await instances(daemon, 'strict')).warm === 1);
   await strict.as('d').call('browser_tabs', { action: 'list' });
   await assert.rejects(strict.as('e').call('browser_tabs', { action: 'list' }), /1 of 1 are lent to 1 session, the longest for \d+/, 'who waits in vain learns why');
 
@@ -125,7 +125,7 @@ const median = (numbers) => numbers.toSorted((x, y) => x - y)[Math.floor(numbers
 
 // I1, I6: a warm browser is there at once. The lease alone, without what the browser does, is that of a call which no browser
 // has to do anything for. Who shares the machine makes single measurements worthless, so they are repeated if need be.
-test('a first call with a warm browser takes at most a third of one with a cold one, the lease a twentieth', { skip, timeout: 180_000 }, async (t) => {
+test('a first call with a warm browser takes at most a third of one with a cold one, the lease a twentieth', { skip, timeout: 400_000 }, async (t) => {
   const url = await site(t);
   const daemon = await startDaemon(t, {
     servers: () => ({
@@ -140,7 +140,7 @@ test('a first call with a warm browser takes at most a third of one with a cold 
   };
   const visit = async (server, ready, measure) => {
     const session = await connect(daemon.mcp(server));
-    await until(`there is what a session of ${server} finds`, 60_000, ready);
+    await until(`there is what a session of ${server} finds`, patience, ready);
     await measure((name, args = {}) => timed(() => session.call(name, args, { timeout: 60_000 }).catch(() => {})));
     await session.leave();
   };
@@ -164,7 +164,7 @@ test('a first call with a warm browser takes at most a third of one with a cold 
 });
 
 // P1, N4, I7: also when the daemon is killed.
-test('kill -9 of the daemon ends the browsers, and the next start removes their profiles', { skip, timeout: 120_000 }, async (t) => {
+test('kill -9 of the daemon ends the browsers, and the next start removes their profiles', { skip, timeout: 300_000 }, async (t) => {
   const url = await site(t);
   const daemon = await startDaemon(t, { servers: () => ({ browser: browser({ max: 1 }) }) });
   const session = await connect(daemon.mcp('browser'));
@@ -173,7 +173,7 @@ test('kill -9 of the daemon ends the browsers, and the next start removes their 
   const places = directories(daemon);
   daemon.signal('SIGKILL');
   await daemon.ended;
-  await until('no process of a browser is left', 10_000, () => daemon.serverProcesses().length + browsersIn(places).length === 0);
+  await until('no process of a browser is left', patience, () => daemon.serverProcesses().length + browsersIn(places).length === 0);
   await daemon.start();
   assert.deepEqual(places.filter(existsSync), [], 'the next start removes the profiles');
 });

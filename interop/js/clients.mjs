@@ -15,7 +15,7 @@ export async function connect(url, { name = 'interop', capabilities = {}, handle
   for (const [schema, handler] of handlers) client.setRequestHandler(schema, handler);
   for (const [schema, handler] of notifications) client.setNotificationHandler(schema, handler);
   const transport = new StreamableHTTPClientTransport(url, version ? { fetch: askForVersion(version) } : {});
-  await client.connect(transport, { timeout: 90_000 });
+  await client.connect(transport, { timeout: 180_000 });
   return {
     client,
     transport,

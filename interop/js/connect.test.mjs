@@ -16,7 +16,7 @@ import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js'
 import { CreateMessageRequestSchema, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js';
 
 import { text } from './clients.mjs';
-import { processes, serverScript, until } from './launch.mjs';
+import { patience, processes, serverScript, until } from './launch.mjs';
 
 const binary = resolve(process.env.ROUNDHOUSE_BIN ?? join(dirname(fileURLToPath(import.meta.url)), '..', '..', 'bin', 'roundhouse'));
 
@@ -33,7 +33,7 @@ function coldMachine(t) {
   const all = () => processes(({ environment, executable: file }) => environment.includes(mark) || file.replace(/ \(deleted\)$/, '') === executable);
   t.after(async () => {
     for (const { pid, command } of all()) if (command.includes('serve')) process.kill(pid, 'SIGTERM');
-    await until('everything has ended', 15_000, () => all().length === 0).finally(() => {
+    await until('everything has ended', patience, () => all().length === 0).finally(() => {
       for (const { pid } of all()) process.kill(pid, 'SIGKILL');
       rmSync(directory, { recursive: true, force: true });
     });
@@ -64,7 +64,7 @@ function coldMachine(t) {
 }
 
 // H8, case 72: one daemon by one winner, one server, no lost call.
-test('twenty clients at once on a cold machine share one daemon and one server', { timeout: 120_000 }, async (t) => {
+test('twenty clients at once on a cold machine share one daemon and one server', { timeout: 300_000 }, async (t) => {
   const machine = coldMachine(t);
   const clients = await Promise.all(Array.from({ length: 20 }, () => machine.connect()));
   await Promise.all(
@@ -81,24 +81,25 @@ test('twenty clients at once on a cold machine share one daemon and one server',
 });
 
 // H8, case 5: calls work after the daemon was killed; the client hears that lists may have changed.
-test('a client outlives its daemon', { timeout: 120_000 }, async (t) => {
+test('a client outlives its daemon', { timeout: 300_000 }, async (t) => {
   const machine = coldMachine(t);
   let changes = 0;
   const { client, errors, echo } = await machine.connect({ notifications: [[ToolListChangedNotificationSchema, () => changes++]] });
   await echo('before');
-  const slow = client.callTool({ name: 'trigger-long-running-operation', arguments: { duration: 60, steps: 2 } });
+  let begun = false;
+  const slow = client.callTool({ name: 'trigger-long-running-operation', arguments: { duration: 300, steps: 3_000 } }, undefined, { onprogress: () => (begun = true) });
   slow.catch(() => {});
-  await new Promise((done) => setTimeout(done, 200));
+  await until('the call has begun', patience, () => begun);
   for (const { pid } of machine.daemons()) process.kill(pid, 'SIGKILL');
   await assert.rejects(slow, (error) => error.code === -32010 && error.data.reason === 'interrupted' && error.data.sent === 'maybe');
   assert.match(await echo('after'), /after$/);
-  await until('the client has heard of changed lists', 10_000, () => changes > 0);
+  await until('the client has heard of changed lists', patience, () => changes > 0);
   await client.close();
   assert.deepEqual(errors, []);
 });
 
 // M6: a server's request reaches the client through the shim, and its answer the server.
-test('sampling through a shim', { timeout: 120_000 }, async (t) => {
+test('sampling through a shim', { timeout: 300_000 }, async (t) => {
   const machine = coldMachine(t);
   const answer = { model: 'm', role: 'assistant', content: { type: 'text', text: 'sampled words' } };
   const { client, errors } = await machine.connect({ capabilities: { sampling: {} }, handlers: [[CreateMessageRequestSchema, () => answer]] });
@@ -110,7 +111,7 @@ test('sampling through a shim', { timeout: 120_000 }, async (t) => {
 
 // M8, M9, H8: the second SDK tries out 2026-07-28 on a process that it throws away, and then speaks it; what it listens
 // to outlives a daemon that was killed.
-test('a client of the new era outlives its daemon', { timeout: 120_000 }, async (t) => {
+test('a client of the new era outlives its daemon', { timeout: 300_000 }, async (t) => {
   const machine = coldMachine(t);
   const client = new SecondClient({ name: 'interop', version: '1' }, { versionNegotiation: { mode: 'auto' } });
   const errors = [];
@@ -126,14 +127,14 @@ test('a client of the new era outlives its daemon', { timeout: 120_000 }, async 
   const uri = 'demo://resource/dynamic/text/1';
   const listening = await client.listen({ toolsListChanged: true, resourceSubscriptions: [uri] });
   await call('toggle-subscriber-updates', {});
-  await until('the client has heard of its resource', 15_000, () => updated.includes(uri));
+  await until('the client has heard of its resource', patience, () => updated.includes(uri));
   updated.length = 0;
   for (const { pid } of machine.daemons()) process.kill(pid, 'SIGKILL');
-  await until('calls work again', 15_000, () => call('echo', { message: 'after' }).then((got) => /after$/.test(got), () => false));
-  await until('the client has heard of what may have changed', 10_000, () => changes > 0 && updated.includes(uri));
+  await until('calls work again', patience, () => call('echo', { message: 'after' }).then((got) => /after$/.test(got), () => false));
+  await until('the client has heard of what may have changed', patience, () => changes > 0 && updated.includes(uri));
   updated.length = 0;
   await call('toggle-subscriber-updates', {});
-  await until('the new server tells of the resource', 15_000, () => updated.includes(uri));
+  await until('the new server tells of the resource', patience, () => updated.includes(uri));
   await listening.close();
   await client.close();
   assert.deepEqual(errors, []);

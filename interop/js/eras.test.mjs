@@ -9,7 +9,7 @@ import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/cli
 import { ElicitRequestSchema } from '@modelcontextprotocol/sdk/types.js';
 
 import { connect as connectOlder, text } from './clients.mjs';
-import { root, startDaemon, until } from './launch.mjs';
+import { patience, root, startDaemon, until } from './launch.mjs';
 
 const answer = (name) => async () => ({ action: 'accept', content: { name } });
 
@@ -24,11 +24,11 @@ async function connect(url, era) {
   const listChanged = { tools: { autoRefresh: false, onChanged: () => void told.heard++ } };
   const client = new Client({ name: era, version: '1' }, { capabilities: { elicitation: {} }, versionNegotiation: { mode: { pin: '2026-07-28' } }, listChanged });
   client.setRequestHandler('elicitation/create', answer(era));
-  await client.connect(new StreamableHTTPClientTransport(url), { timeout: 90_000 });
+  await client.connect(new StreamableHTTPClientTransport(url), { timeout: 180_000 });
   return { client, told, call: (tool) => client.callTool({ name: tool, arguments: {} }), leave: () => client.close() };
 }
 
-test('a server of both eras', { timeout: 120_000 }, async (t) => {
+test('a server of both eras', { timeout: 300_000 }, async (t) => {
   const both = { command: process.execPath, args: [join(root, 'js', 'bothserver.mjs')] };
   const daemon = await startDaemon(t, { servers: () => ({ auto: { ...both }, legacy: { ...both, era: 'legacy' }, modern: { ...both, era: 'modern' } }) });
   for (const setting of ['auto', 'legacy', 'modern']) {
@@ -51,7 +51,7 @@ test('a server of both eras', { timeout: 120_000 }, async (t) => {
     const peers = await Promise.all(['legacy', 'modern'].map((era) => connect(daemon.mcp('modern'), era)));
     for (const { client } of peers) await client.listTools();
     await peers[0].call('more');
-    await until('both have heard', 10_000, () => peers.every(({ told }) => told.heard > 0));
+    await until('both have heard', patience, () => peers.every(({ told }) => told.heard > 0));
     for (const { client } of peers) assert.ok((await client.listTools()).tools.some(({ name }) => name === 'late'));
     for (const peer of peers) await peer.leave();
   });

@@ -13,6 +13,9 @@ import { setTimeout as sleep } from 'node:timers/promises';
 export const root = resolve(dirname(fileURLToPath(import.meta.url)), '..');
 const binary = resolve(process.env.ROUNDHOUSE_BIN ?? join(root, '..', 'bin', 'roundhouse'));
 
+/** How long to wait for what has to happen, in milliseconds. It only bounds hangs: the machine may be slow, and busy. */
+export const patience = 60_000;
+
 // Everything a test started and has not ended yet; what is left when the test process exits, for
 // whatever reason, is killed.
 const running = new Set();
@@ -130,7 +133,7 @@ class Daemon {
     child.ended.then((end) => {
       dead = end;
     });
-    await until('the daemon is ready', 15_000, async () => {
+    await until('the daemon is ready', patience, async () => {
       if (dead) throw new Error(`the daemon ended (${JSON.stringify(dead)}): ${child.output}`);
       const response = await fetch(new URL('/readyz', this.url)).catch(() => undefined);
       await response?.body?.cancel();
@@ -170,6 +173,12 @@ class Daemon {
     const response = await fetch(new URL('/api/v1/connections', this.url));
     if (!response.ok) throw new Error(`/api/v1/connections: ${response.status} ${await response.text()}`);
     return (await response.json()).connections;
+  }
+
+  /** Waits until so many calls are open at a server. The last of them may still be on its way there. */
+  async calls(server, count) {
+    const open = async () => (await this.connections()).filter((one) => one.server === server).reduce((sum, { inFlight }) => sum + inFlight, 0);
+    await until(`${count} calls are open at ${server}`, patience, async () => (await open()) === count);
   }
 
   /** Every process started for a server, launchers and descendants too: they inherit a mark from their configured environment. */
@@ -242,6 +251,6 @@ export async function startEverything(t) {
   const port = await freePort();
   const child = new Child(process.execPath, [serverScript('everything'), 'streamableHttp'], { env: { ...process.env, PORT: String(port) } });
   t.after(() => child.killAll());
-  await until('the everything server listens', 15_000, () => child.output.includes('listening on port'));
+  await until('the everything server listens', patience, () => child.output.includes('listening on port'));
   return new URL(`http://127.0.0.1:${port}/mcp`);
 }

@@ -10,7 +10,7 @@ import { join, resolve } from 'node:path';
 import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Child, freePort, root, serverScript, startDaemon, until } from './launch.mjs';
+import { Child, freePort, patience, root, serverScript, startDaemon, until } from './launch.mjs';
 import { kinds as kindsOf } from './peers.mjs';
 
 const built = mkdtempSync(join(tmpdir(), 'roundhouse-matrix-'));
@@ -84,7 +84,7 @@ async function configure(t, { command, args, http, sharing, settings }) {
   const child = http(port);
   t.after(() => child.killAll());
   const url = `http://127.0.0.1:${port}/mcp`;
-  await until('the server listens', 15_000, () => fetch(url).then(({ body }) => (body?.cancel(), true), () => false));
+  await until('the server listens', patience, () => fetch(url).then(({ body }) => (body?.cancel(), true), () => false));
   return { type: 'http', url, sharing };
 }
 
@@ -111,7 +111,7 @@ class Cell {
     else assert.equal(got.text, text);
     if (!progress) return;
     let seen; // The Go SDK may hand over the last of it after the result.
-    await until(`${who} has seen progress`, 10_000, async () => (seen = await this.client.progress(who, key)).length >= progress.length);
+    await until(`${who} has seen progress`, patience, async () => (seen = await this.client.progress(who, key)).length >= progress.length);
     assert.deepEqual(seen.map((one) => [one.progress, one.total, one.message].slice(0, progress[0].length)), progress, `progress of ${who}`);
   }
 
@@ -133,13 +133,13 @@ class Cell {
       if (i === 1) return this.expect(who, count);
       const held = this.client.call(who, ...this.server.hold(who, this.numberOf(i)).call, 'hold');
       const given = assert.rejects(held, /changed my mind|cancel/i);
-      await until(`the call of ${who} has begun`, 10_000, async () => (await this.client.progress(who, 'hold')).length > 0);
+      await until(`the call of ${who} has begun`, patience, async () => (await this.client.progress(who, 'hold')).length > 0);
       await this.client.cancel(who, 'hold');
       await given;
     });
     await this.each((who) => this.expect(who, this.server.echo(`${who} is still here`)));
     if (!this.server.held) return;
-    await until('the server knows who cancelled', 10_000, async () => {
+    await until('the server knows who cancelled', patience, async () => {
       const { text } = await this.client.call(this.names[1], ...this.server.held.call, 'held');
       const marks = text.match(/hold kind-\d+\.\d+/g) ?? [];
       return this.names.every((who, i) => marks.filter((mark) => mark === `hold ${who}`).length === (i === 1 ? 0 : 1));
@@ -158,11 +158,11 @@ class Cell {
     await this.expect(this.names[1], this.server.grow(`kind-${this.number}`));
     await this.each(async (who) => {
       const mine = [`mark://${who}`, 'mark://all'].sort();
-      await until(`${who} has heard of its resources and of changed tools`, 10_000, async () => {
+      await until(`${who} has heard of its resources and of changed tools`, patience, async () => {
         const { updated, changes } = await this.client.heard(who);
         return changes > 0 && mine.every((uri) => updated.includes(uri));
       });
-      await until(`${who} sees the new tool`, 10_000, async () => (await this.client.tools(who)).includes(`grown-kind-${this.number}`));
+      await until(`${who} sees the new tool`, patience, async () => (await this.client.tools(who)).includes(`grown-kind-${this.number}`));
       assert.deepEqual([...new Set((await this.client.heard(who)).updated)].sort(), mine, `what ${who} was told of`);
     });
   }
@@ -208,7 +208,7 @@ class Cell {
 const phases = ['connects', 'calls', 'changes', 'questions', 'leaves'];
 
 for (const [name, upstream] of Object.entries(upstreams)) {
-  test(name, { timeout: 120_000, concurrency: true }, async (t) => {
+  test(name, { timeout: 300_000, concurrency: true }, async (t) => {
     const configured = await configure(t, upstream);
     const daemon = await startDaemon(t, { servers: () => ({ matrix: configured }) });
     const target = (who) => {

@@ -2,6 +2,8 @@
 
 import assert from 'node:assert/strict';
 
+import { patience } from './launch.mjs';
+
 /** Reads the events of an event stream as {id, event, data} with data as text; comments and empty events are dropped. */
 export async function* events(body) {
   const decoder = new TextDecoder();
@@ -34,7 +36,7 @@ export class RawClient {
   }
 
   async #fetch(method, headers, body) {
-    return fetch(this.url, { method, headers: { ...this.headers, ...headers }, body, signal: AbortSignal.timeout(30_000) });
+    return fetch(this.url, { method, headers: { ...this.headers, ...headers }, body, signal: AbortSignal.timeout(patience) });
   }
 
   /** POSTs a message, a batch or raw text. Returns {status, headers, messages}: every message of the answer, in order. */

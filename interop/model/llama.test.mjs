@@ -79,7 +79,7 @@ function verify(row, turns) {
 }
 
 // C10, J1 to J4, J6: every call of a tool conversation has the engine's own ids of its prompt and its answer, and they make one row.
-test(`a conversation with tools becomes one row of tokens (${kind})`, { timeout: 120_000 }, async (t) => {
+test(`a conversation with tools becomes one row of tokens (${kind})`, { timeout: 300_000 }, async (t) => {
   const { recorder, openai } = await start(t);
   const client = openai('whole');
   const messages = await converse((messages) => client.chat.completions.create({ model, messages, tools, ...sure }));
@@ -101,7 +101,7 @@ test(`a conversation with tools becomes one row of tokens (${kind})`, { timeout:
 
 // C4, C10, C-71, J6: in streams the engine tells no id of the token that ends a turn, and few of those of a tool call. That some are missing is
 // noticed by their number, and no row is made of the others; of an answer that ends at the limit none are missing.
-test(`streams have their tokens where the engine tells them all (${kind})`, { timeout: 120_000 }, async (t) => {
+test(`streams have their tokens where the engine tells them all (${kind})`, { timeout: 300_000 }, async (t) => {
   const { recorder, openai } = await start(t);
   const client = openai('streamed');
   const ask = (messages, more) => client.chat.completions.stream({ model, messages, tools, ...sure, ...more }).finalChatCompletion();
@@ -118,7 +118,7 @@ test(`streams have their tokens where the engine tells them all (${kind})`, { ti
 });
 
 // C1, A.16 row 20, J6: the engine tells no ids in these two; their turns say so, and are whole in every other way.
-test(`messages and responses are turns without tokens (${kind})`, { timeout: 120_000 }, async (t) => {
+test(`messages and responses are turns without tokens (${kind})`, { timeout: 300_000 }, async (t) => {
   const { recorder, openai } = await start(t);
   const anthropic = new Anthropic({ apiKey: 'none', baseURL: recorder.base('messages'), maxRetries: 0 });
   const said = [{ role: 'user', content: 'Say hello.' }];

@@ -1,6 +1,6 @@
 // A daemon that records, and what it has recorded, by its own API.
 
-import { startDaemon, until } from '../js/launch.mjs';
+import { patience, startDaemon, until } from '../js/launch.mjs';
 
 /**
  * Starts a daemon in front of the engine at url. policy, engine and responses are of its upstream, servers as for startDaemon, none if absent.
@@ -43,7 +43,7 @@ export async function startRecorder(t, url, { policy = 'train', engine, response
 
 /** The rows of a session's calls, when there are so many and all have ended. */
 export function recorded(recorder, session, count) {
-  return until(`${count} calls are recorded`, 10_000, async () => {
+  return until(`${count} calls are recorded`, patience, async () => {
     const turns = await recorder.turns(session);
     return turns.length === count && turns.every(({ outcome, delivered }) => outcome && delivered !== 'pending') && turns;
   });

@@ -91,7 +91,7 @@ function observe(clients, ways, order) {
 }
 
 // C3, C5, C7, A.10: under train whole answers come as they do without roundhouse, and every other one raises; under observe clients notice nothing.
-test('what the programs of official clients see, and what is recorded', { timeout: 170_000 }, async (t) => {
+test('what the programs of official clients see, and what is recorded', { timeout: 600_000 }, async (t) => {
   const engine = await startEngine(t, scripts);
   const recorder = await startRecorder(t, engine.url);
   const clients = startClients(t);

@@ -8,26 +8,28 @@ import { join } from 'node:path';
 import { test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { until } from '../js/launch.mjs';
+import { patience, until } from '../js/launch.mjs';
 import { apis, chat } from './apis.mjs';
 import { python, startClients } from './clients.mjs';
 import { says, startEngine, streams } from './engine.mjs';
 import { recorded, startRecorder } from './recording.mjs';
 
+const languages = ['JavaScript', 'Python'];
+const go = new Set(); // models that wait no longer
+const wait = (model) => until(`the test says so to ${model}`, patience, () => go.has(model));
 const scripts = {};
 for (const [api, { text, finish, last, whole }] of Object.entries(apis)) {
   scripts[`${api} slow`] = async ({ response }) => {
-    await sleep(2_000);
+    await sleep(5_000);
     says(whole)({ response });
   };
   scripts[`${api} once`] = says(whole);
   scripts[`${api} busy`] = (call) => (call.count === 1 ? says({ error: { message: 'later' } }, { status: 503, headers: { 'retry-after-ms': '10' } }) : says(whole))(call);
-  // The end comes when the client has had the time to leave.
-  scripts[`${api} long`] = streams(...text, () => sleep(700), finish(), last);
+  // The end comes when the client has left, and the daemon has had the time to see that.
+  for (const language of languages) scripts[`${language}-${api} long`] = streams(...text, ({ body }) => wait(body.model), () => sleep(700), finish(), last);
   scripts[`${api} endless`] = streams(...text, ({ left }) => left);
-  scripts[`${api} waits`] = scripts[`${api} late`] = streams(...text, ({ body }) => until('the test says so', 30_000, () => go.has(body.model)), finish(), last);
+  scripts[`${api} waits`] = scripts[`${api} late`] = streams(...text, ({ body }) => wait(body.model), finish(), last);
 }
-const go = new Set();
 
 async function start(t, options) {
   const engine = await startEngine(t, scripts);
@@ -69,10 +71,10 @@ async function startRelay(t, target) {
 }
 
 // C9: a client that gives up waiting and tries again waits for the answer that is under way; the engine is asked once.
-test('a retry during the call gets its answer', { timeout: 60_000 }, async (t) => {
+test('a retry during the call gets its answer', { timeout: 300_000 }, async (t) => {
   const { recorder, clients, asked } = await start(t);
   await each(clients, async ({ client, api, session, who }) => {
-    const { text, error } = await client.ask({ api, how: 'create', base: recorder.base(session), model: `${api} slow`, retries: 5, timeout: 1 });
+    const { text, error } = await client.ask({ api, how: 'create', base: recorder.base(session), model: `${api} slow`, retries: 5, timeout: 3 });
     assert.equal(error, undefined, who);
     assert.equal(text, 'Hello', who);
     const [turn] = await recorded(recorder, session, 1);
@@ -82,7 +84,7 @@ test('a retry during the call gets its answer', { timeout: 60_000 }, async (t) =
 });
 
 // C9, A.15: an answer that got lost on its way to the client is given again.
-test('a retry after the call gets the recorded answer', { timeout: 60_000 }, async (t) => {
+test('a retry after the call gets the recorded answer', { timeout: 300_000 }, async (t) => {
   const { recorder, clients, asked } = await start(t);
   await each(clients, async ({ client, api, session, who }) => {
     const relay = await startRelay(t, recorder.daemon.url);
@@ -97,7 +99,7 @@ test('a retry after the call gets the recorded answer', { timeout: 60_000 }, asy
 });
 
 // A.16 row 13: the engine's own errors reach the client, who tries again as they say; both attempts are on record.
-test('an engine that is busy is asked again', { timeout: 60_000 }, async (t) => {
+test('an engine that is busy is asked again', { timeout: 300_000 }, async (t) => {
   const { recorder, clients } = await start(t);
   const { text } = await clients.JavaScript.ask({ api: 'chat', how: 'create', base: recorder.base('busy'), model: 'chat busy', retries: 2 });
   assert.equal(text, 'Hello');
@@ -106,10 +108,11 @@ test('an engine that is busy is asked again', { timeout: 60_000 }, async (t) => 
 });
 
 // C8, A.15, A.16 row 31, A.18: the client is a real one, and really closes its connection.
-test('a client that leaves has its turn recorded under train', { timeout: 60_000 }, async (t) => {
+test('a client that leaves has its turn recorded under train', { timeout: 300_000 }, async (t) => {
   const { recorder, clients } = await start(t);
   await each(clients, async ({ client, api, session, who }) => {
-    const { error } = await client.ask({ api, how: 'leave', base: recorder.base(session), model: `${api} long` });
+    const { error } = await client.ask({ api, how: 'leave', base: recorder.base(session), model: `${session} long` });
+    go.add(`${session} long`);
     assert.equal(error, undefined, who);
     const [turn] = await recorded(recorder, session, 1);
     assert.equal(turn.outcome, 'complete', who);
@@ -118,7 +121,7 @@ test('a client that leaves has its turn recorded under train', { timeout: 60_000
 });
 
 // C8, case 18.
-test('a client that leaves ends its call under observe', { timeout: 60_000 }, async (t) => {
+test('a client that leaves ends its call under observe', { timeout: 300_000 }, async (t) => {
   const { recorder, clients } = await start(t, { policy: 'observe' });
   await each(clients, async ({ client, api, session, who }) => {
     const { error } = await client.ask({ api, how: 'leave', base: recorder.base(session), model: `${api} endless` });
@@ -130,10 +133,10 @@ test('a client that leaves ends its call under observe', { timeout: 60_000 }, as
 });
 
 // C8, A.16 row 30.
-test('a client that leaves before the answer begins has its turn recorded under train', { timeout: 60_000 }, async (t) => {
+test('a client that leaves before the answer begins has its turn recorded under train', { timeout: 300_000 }, async (t) => {
   const { recorder, clients } = await start(t);
   await each(clients, async ({ client, api, session, who }) => {
-    const { error } = await client.ask({ api, how: 'create', base: recorder.base(session), model: `${api} slow`, timeout: 0.5 });
+    const { error } = await client.ask({ api, how: 'create', base: recorder.base(session), model: `${api} slow`, timeout: 2 });
     assert.ok(error, who);
     const [turn] = await recorded(recorder, session, 1);
     assert.equal(turn.outcome, 'complete', who);
@@ -142,7 +145,7 @@ test('a client that leaves before the answer begins has its turn recorded under 
 });
 
 // C15: 409 with x-should-retry: false, or clients would try again.
-test('after the seal clients give up at once', { timeout: 60_000 }, async (t) => {
+test('after the seal clients give up at once', { timeout: 300_000 }, async (t) => {
   const { recorder, clients, asked } = await start(t);
   await each(clients, async ({ client, api, session, who }) => {
     const relay = await startRelay(t, recorder.daemon.url);
@@ -161,12 +164,12 @@ test('after the seal clients give up at once', { timeout: 60_000 }, async (t) =>
 });
 
 // C5, C15, A.16 row 27: what was under way when the session was sealed cannot be recorded, and its client sees that.
-test('a stream whose session is sealed ends in an error', { timeout: 60_000 }, async (t) => {
+test('a stream whose session is sealed ends in an error', { timeout: 300_000 }, async (t) => {
   const { recorder, clients } = await start(t);
   const asked = [];
   await each(clients, async ({ client, api, session, who }) => {
     asked.push(...['raw', 'helper'].map((how) => ({ who, answer: client.ask({ api, how, base: recorder.base(session), model: `${api} late` }) })));
-    await until('both are under way', 20_000, async () => (await recorder.turns(session)).length === 2);
+    await until('both are under way', patience, async () => (await recorder.turns(session)).length === 2);
     assert.equal((await recorder.seal(session)).lost, 2, who);
   });
   for (const api of Object.keys(apis)) go.add(`${api} late`);
@@ -176,7 +179,7 @@ test('a stream whose session is sealed ends in an error', { timeout: 60_000 }, a
 
 // C3, C5, A.10, A.16 rows 26 and 27: without a table for it nothing can be written. Clients under train see an error in
 // place of the end, those under observe the end; afterwards service resumes, and the sessions' verdicts tell.
-test('what cannot be stored is an error under train alone', { timeout: 60_000 }, async (t) => {
+test('what cannot be stored is an error under train alone', { timeout: 300_000 }, async (t) => {
   const { recorder, clients } = await start(t);
   const ask = (client, api, how, session, headers) => client.ask({ api, how, base: recorder.base(session), model: `${api} waits`, headers });
   const asked = Object.entries(clients).flatMap(([language, client]) =>
@@ -187,7 +190,7 @@ test('what cannot be stored is an error under train alone', { timeout: 60_000 },
       }),
     ),
   );
-  for (const { who } of asked) await until('all are under way', 20_000, async () => (await recorder.turns(`${who}-train`)).length + (await recorder.turns(`${who}-observe`)).length === 2);
+  for (const { who } of asked) await until('all are under way', patience, async () => (await recorder.turns(`${who}-train`)).length + (await recorder.turns(`${who}-observe`)).length === 2);
   const database = join(recorder.daemon.files, '..', 'state', 'roundhouse.db');
   change(database, 'ALTER TABLE results RENAME TO away');
   for (const api of Object.keys(apis)) go.add(`${api} waits`);
@@ -208,7 +211,7 @@ function change(database, statement) {
 }
 
 // C2, C15, A.16 rows 5 to 7: what names the session does not reach the engine, and is not recorded.
-test('auxiliary requests pass', { timeout: 60_000 }, async (t) => {
+test('auxiliary requests pass', { timeout: 300_000 }, async (t) => {
   const { engine, recorder } = await start(t);
   const text = '{ "session_id":"a", "model" : "chat once","messages":[] }';
   const answer = await fetch(`${recorder.base('a')}/v1/messages/count_tokens?beta=true`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: text });

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { existsSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
-import { until } from '../js/launch.mjs';
+import { patience, until } from '../js/launch.mjs';
 import { startClients } from './clients.mjs';
 import { checkEvents, checkResponse } from './events.mjs';
 import { startWorld } from './world.mjs';
@@ -171,7 +171,7 @@ async function scenarios(t, world, client, language) {
     const params = { model: 'slow', input: 'Go.', tools: [tool], background: true };
     const begun = await good('create', { params });
     assert.match(begun.status, /queued|in_progress/);
-    await until('the response is complete', 30_000, async () => (await good('retrieve', { id: begun.id })).status === 'completed');
+    await until('the response is complete', patience, async () => (await good('retrieve', { id: begun.id })).status === 'completed');
     const whole = await ask('resume', { id: begun.id });
     checkEvents(whole.events);
     assert.equal(whole.events.at(-1).type, 'response.completed');
@@ -218,7 +218,7 @@ async function scenarios(t, world, client, language) {
     const begun = await good('create', { params });
     await refused(400, 'create', { params: { model: 'text', previous_response_id: begun.id, input: 'x' } });
     const reader = ask('resume', { id: begun.id });
-    await until('the call is made', 30_000, async () => (await world.daemon.connections()).some(({ server }) => server === 'bad'));
+    await until('the call is made', patience, async () => (await world.daemon.connections()).some(({ server }) => server === 'bad'));
     const cancelled = await good('cancel', { id: begun.id });
     assert.equal(cancelled.status, 'cancelled');
     const { events } = await reader;
@@ -314,7 +314,7 @@ test('responses outlast the daemon', async (t) => {
 
   const { response: stopping } = await ask('create', { params: { model: 'endless', input: 'Go.', tools: [tool], background: true } });
   const reader = ask('resume', { id: stopping.id });
-  await until('it runs', 30_000, async () => (await ask('retrieve', { id: stopping.id })).response.status === 'in_progress');
+  await until('it runs', patience, async () => (await ask('retrieve', { id: stopping.id })).response.status === 'in_progress');
   await restart(world.daemon, 'SIGTERM');
   const seen = (await reader).events;
   checkEvents(seen);
@@ -322,7 +322,7 @@ test('responses outlast the daemon', async (t) => {
   assert.deepEqual((await ask('resume', { id: stopping.id })).events, seen);
 
   const { response: running } = await ask('create', { params: { model: 'endless', input: 'Go.', tools: [tool], background: true } });
-  await until('it runs', 30_000, async () => (await ask('retrieve', { id: running.id })).response.status === 'in_progress');
+  await until('it runs', patience, async () => (await ask('retrieve', { id: running.id })).response.status === 'in_progress');
   await restart(world.daemon, 'SIGKILL');
   const { response: failed } = await ask('retrieve', { id: running.id });
   assert.deepEqual([failed.status, failed.error.code], ['failed', 'server_error']);
