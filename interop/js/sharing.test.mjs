@@ -13,7 +13,7 @@ const count = 20;
 const numbers = Array.from({ length: count }, (_, i) => i);
 
 // S2, M1, M2, M4: one dial for all that come at once, every answer, progress, cancellation and update to its own client.
-test('twenty sessions at once share three processes and see only what is theirs', { timeout: 120_000 }, async (t) => {
+test('twenty sessions at once share three processes and see only what is theirs', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const updates = numbers.map(() => []);
   const connectAll = (server) =>
@@ -49,50 +49,61 @@ test('twenty sessions at once share three processes and see only what is theirs'
   await Promise.all(all.map((session) => session.leave()));
 });
 
-/** How long each of twenty sessions, one after the other and all kept, takes from connecting to its first result. */
-async function firstResults(t, server, tool, args) {
-  const daemon = await startDaemon(t, { servers: (defaults) => ({ ...defaults, warm: { ...defaults.memory } }) });
-  // The client's code is warmed on another server first, so that the first session is not slow for a reason of its own.
-  for (let i = 0; i < 5; i++) {
-    const session = await connect(daemon.mcp('warm'));
-    await session.call('read_graph');
-    await session.leave();
-  }
-  const times = [];
-  const sessions = [];
-  for (const i of numbers) {
-    const begin = performance.now();
-    const session = await connect(daemon.mcp(server), { name: `client-${i}` });
-    const result = await session.call(tool, args);
-    times.push(performance.now() - begin);
-    assert.ok(!result.isError, text(result));
-    sessions.push(session);
-  }
-  await Promise.all(sessions.map((session) => session.leave()));
-  const [first, ...others] = times;
-  others.sort((a, b) => a - b);
-  return { first, median: others[9], worst: others.at(-1) };
-}
-
-// The point of sharing: who comes second does not wait for a start. A busy machine may stall any one session,
-// so one good run of three is enough; every run is shown.
-for (const [server, tool, args] of [
+const ways = [
   ['everything', 'get-sum', { a: 1, b: 2 }],
   ['files', 'list_allowed_directories', {}],
   ['memory', 'read_graph', {}],
-]) {
-  test(`the second to twentieth session on ${server} reach a result in a tenth of the first one's time`, { timeout: 120_000 }, async (t) => {
-    for (let run = 1; run <= 3; run++) {
-      const { first, median, worst } = await firstResults(t, server, tool, args);
-      t.diagnostic(`first ${first.toFixed(1)} ms, others at most ${worst.toFixed(1)} ms, median ${median.toFixed(1)} ms`);
-      if (worst <= first / 10) return;
-    }
-    assert.fail('in three runs one of the later sessions took more than a tenth of the first one\'s time');
-  });
+];
+
+/** A server that starts only after ten seconds. */
+const slowly = ({ command, args, env }) => ({ command: 'sh', args: ['-c', 'sleep 10; exec "$0" "$@"', command, ...args], env });
+
+/**
+ * How long each of twenty sessions on each server, one after the other and all kept, takes from connecting to its first result: by
+ * server, {first, others}. The servers start at the same time.
+ */
+async function firstResults(t) {
+  const daemon = await startDaemon(t, { servers: (defaults) => Object.fromEntries(Object.entries(defaults).map(([name, server]) => [name, slowly(server)])) });
+  const sessions = [];
+  const timed = async ([server, tool, args]) => {
+    const begin = performance.now();
+    const session = await connect(daemon.mcp(server));
+    const result = await session.call(tool, args);
+    const took = performance.now() - begin;
+    sessions.push(session);
+    assert.ok(!result.isError, text(result));
+    return took;
+  };
+  const firsts = await Promise.all(ways.map(timed));
+  const results = {};
+  for (const [i, way] of ways.entries()) {
+    const others = [];
+    while (others.length < count - 1) others.push(await timed(way));
+    results[way[0]] = { first: firsts[i], others: others.sort((a, b) => a - b) };
+  }
+  const connections = await daemon.connections();
+  assert.deepEqual(connections.map(({ server, refs, generation }) => [server, refs, generation]).sort(), ways.map(([server]) => [server, count, 1]).sort(), 'one start for all');
+  await Promise.all(sessions.map((session) => session.leave()));
+  return results;
 }
 
+// S2, the point of sharing: who comes second does not wait for a start. A start takes ten seconds here, so that the tenth of it is
+// more than whatever else a busy machine takes its time for. Such a machine may still stall any one session, so one good run of three
+// is enough for a server; every run is shown.
+test("the second to twentieth session reach a result in a tenth of the first one's time", { timeout: 300_000 }, async (t) => {
+  const slow = new Set(ways.map(([server]) => server));
+  for (let run = 1; run <= 3 && slow.size > 0; run++) {
+    for (const [server, { first, others }] of Object.entries(await firstResults(t))) {
+      const worst = others.at(-1);
+      t.diagnostic(`${server}: first ${first.toFixed(0)} ms, others at most ${worst.toFixed(1)} ms, median ${others[others.length >> 1].toFixed(1)} ms`);
+      if (worst <= first / 10) slow.delete(server);
+    }
+  }
+  assert.deepEqual([...slow], [], "in three runs one of the later sessions took more than a tenth of the first one's time");
+});
+
 // M3: servers shape themselves by what the client can do, so clients that can sample and clients that cannot do not share.
-test('clients with other capabilities get another connection, and other tools', { timeout: 60_000 }, async (t) => {
+test('clients with other capabilities get another connection, and other tools', { timeout: 300_000 }, async (t) => {
   const daemon = await startDaemon(t);
   const plain = await connect(daemon.mcp('everything'));
   const sampling = await connect(daemon.mcp('everything'), { capabilities: { sampling: {} } });
