@@ -107,9 +107,23 @@ func (d *daemon) wantLast(want string) {
 
 // G1, P2: without work, and with servers that exit at the end of their input, nothing
 // is waited for: no grace, no closeTimeouts, no connection of a client that is open
-// but says nothing.
+// but says nothing. A busy machine may stall anything, so one daemon of three has to be
+// so quick.
 func TestIdleDaemonStopsAtOnce(t *testing.T) {
 	t.Parallel()
+	for range 3 {
+		took := stopIdle(t)
+		if took <= 4*time.Second { // measured: 0.1 s; net/http alone takes more than 5 s
+			return
+		}
+		t.Logf("the daemon took %s to stop", took)
+	}
+	t.Error("of three daemons none stopped at once")
+}
+
+// stopIdle ends a daemon that has no work, and returns how long that took.
+func stopIdle(t *testing.T) time.Duration {
+	t.Helper()
 	d := start(t, `{"mcpServers": {
 		"one": {"command": "SERVER", "closeTimeouts": {"eof": "60s", "term": "60s", "kill": "60s"}},
 		"two": {"command": "SERVER", "sharing": "session", "closeTimeouts": {"eof": "60s", "term": "60s", "kill": "60s"}}
@@ -131,10 +145,9 @@ func TestIdleDaemonStopsAtOnce(t *testing.T) {
 	begun := time.Now()
 	d.signal(syscall.SIGTERM)
 	d.wantExit(0)
-	if took := time.Since(begun); took > 4*time.Second { // measured: 0.1 s; net/http alone takes more than 5 s
-		t.Errorf("the daemon took %s to stop", took)
-	}
+	took := time.Since(begun)
 	d.wantLast("stopped: 6 sessions and 4 connections ended, in ")
+	return took
 }
 
 // G1: calls that outlast the grace get an error, and the exit is 0 all the same.
