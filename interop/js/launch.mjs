@@ -31,16 +31,23 @@ export function serverScript(name) {
   return join(root, 'node_modules', '@modelcontextprotocol', `server-${name}`, 'dist', 'index.js');
 }
 
-/** A port of 127.0.0.1 that was free a moment ago. */
-export function freePort() {
-  return new Promise((done, fail) => {
-    const probe = createServer();
-    probe.on('error', fail);
-    probe.listen(0, '127.0.0.1', () => {
-      const { port } = probe.address();
-      probe.close(() => done(port));
+const given = new Set(); // ports, which nobody may have taken yet
+
+/** A port of 127.0.0.1 that was free a moment ago, a different one each time. */
+export async function freePort() {
+  for (;;) {
+    const port = await new Promise((done, fail) => {
+      const probe = createServer();
+      probe.on('error', fail);
+      probe.listen(0, '127.0.0.1', () => {
+        const { port } = probe.address();
+        probe.close(() => done(port));
+      });
     });
-  });
+    if (given.has(port)) continue;
+    given.add(port);
+    return port;
+  }
 }
 
 /** Polls until ask() returns something true, and returns that; throws after ms milliseconds. */
