@@ -58,13 +58,16 @@ func (c *composer) say(of ItemType, kind Kind, delta string) {
 	c.r.tell(kind, c.open, delta)
 }
 
-// start begins a message or reasoning under the id that the upstream gives it.
-func (c *composer) start(of ItemType, id string) {
+// start begins a message or reasoning. Its id is ours, so that who is told of it can refer to
+// it (B.5.9), but for a reasoning under an id of the upstream's: what is encrypted in it is
+// good under that id only.
+func (c *composer) start(of ItemType, id, phase string) {
 	c.close(StatusCompleted)
 	c.open = c.r.begin(of)
-	if id != "" {
+	if of == ReasoningItem && id != "" {
 		c.open.ID = id
 	}
+	c.open.Phase = phase
 	c.r.tell(Added, c.open, "")
 }
 

@@ -67,6 +67,7 @@ type Item struct {
 	Status string
 
 	Text, Refusal string // of a message
+	Phase         string // of a message, by the upstream: what it is to the answer as a whole; "" is none
 	Thoughts      string // of a reasoning
 
 	CallID    string // of a function's or custom tool's call, by the model
@@ -182,7 +183,8 @@ func (it *Item) JSON() json.RawMessage {
 			Status  string   `json:"status"`
 			Role    string   `json:"role"`
 			Content []Part   `json:"content"`
-		}{it.ID, it.Type, it.Status, "assistant", it.parts()}
+			Phase   string   `json:"phase,omitempty"`
+		}{it.ID, it.Type, it.Status, "assistant", it.parts(), it.Phase}
 	case ReasoningItem:
 		thoughts := []Part{}
 		if it.Thoughts != "" {

@@ -277,6 +277,7 @@ type peerOutput struct {
 	Name      string   `json:"name"`
 	Arguments string   `json:"arguments"`
 	Input     string   `json:"input"`
+	Phase     string   `json:"phase"`
 	Content   []struct {
 		Type, Text, Refusal string
 	} `json:"content"`
@@ -290,7 +291,7 @@ func (p *peerReader) added(index int, raw json.RawMessage) {
 	}
 	switch it.Type {
 	case Message, ReasoningItem:
-		p.co.start(it.Type, it.ID)
+		p.co.start(it.Type, it.ID, it.Phase)
 	case FunctionCall, CustomCall:
 		k := p.co.call(it.CallID)
 		k.plain = it.Type == CustomCall
@@ -342,6 +343,9 @@ func (p *peerReader) itemEnded(index int, raw json.RawMessage) {
 		}
 		p.said = append(p.said, raw)
 	default:
+		if it.Phase != "" && p.co.open != nil {
+			p.co.open.Phase = it.Phase
+		}
 		p.said = append(p.said, without(raw, "id", "status"))
 	}
 	p.co.close(StatusCompleted)

@@ -62,6 +62,9 @@ func (t *teller) observe(e loop.Event) {
 			t.aboutItem("response."+name+".delta", it, "delta", e.Delta)
 		}
 	case loop.Called:
+		if it.Approval != "" {
+			t.r.begun(it.Approval)
+		}
 		switch name := argumentsOf[it.Type]; {
 		case name == "":
 		case it.Type == loop.CustomCall:

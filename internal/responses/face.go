@@ -96,8 +96,9 @@ var errShutdown = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "se
 // busyFor is when to ask again for what cannot be made now.
 const busyFor = 5 * time.Second
 
-// errNotStored refuses a response in the background that nobody could ask for later.
-var errNotStored = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "not_stored", Message: "the response cannot be stored now, so that it cannot be made in the background", RetryAfter: busyFor}
+// errNotStored refuses what needs the store: a response in the background, that nobody could
+// ask for later, and a call that was approved, which a crash must not have made twice.
+var errNotStored = &loop.Failure{Status: http.StatusServiceUnavailable, Code: "not_stored", Message: "the response cannot be stored now; without that nothing is made in the background, nor is a call that was approved", RetryAfter: busyFor}
 
 // errClientGone is the cause by which a run ends that nobody waits for any more.
 var errClientGone = fmt.Errorf("the client left: %w", loop.ErrCancelled)
@@ -149,7 +150,7 @@ func (f *Face) create(w http.ResponseWriter, r *http.Request, c front.Caller) {
 	}
 	defer release()
 	req, fail := f.parse(r.Context(), body)
-	if fail == nil && !req.mcp && x.passes(req) && !x.ours(req.previous) || fail != nil && x.passesOn(body) {
+	if fail == nil && !req.mcp && x.passes(req) && !x.goesOn(req) || fail != nil && x.passesOn(body) {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		f.cfg.Pass(w, r, c)
 		return
@@ -213,13 +214,20 @@ func (x *exchange) passesOn(body []byte) bool {
 	return err == nil && chosen == u
 }
 
-// ours reports whether a response is one that was made here.
-func (x *exchange) ours(id string) bool {
-	if id == "" {
-		return false
+// goesOn reports whether a request goes on from a response that was made here, or refers to
+// what such a one has said or done. Nobody else knows these.
+func (x *exchange) goesOn(req *request) bool {
+	ours := func(id string) bool {
+		_, err := x.find(x.r.Context(), x.caller.Principal, id)
+		return !isUnknown(err)
 	}
-	_, err := x.find(x.r.Context(), x.caller.Principal, id)
-	return !isUnknown(err)
+	if req.previous != "" {
+		return ours(req.previous)
+	}
+	return slices.ContainsFunc(sketches(req.task.Input), func(it sketch) bool {
+		run, made := loop.RunOf(it.ID)
+		return it.refers() && made && ours(run)
+	})
 }
 
 // answer runs the loop for a request, and answers with what comes of it. Its error is
@@ -302,6 +310,7 @@ func (x *exchange) begin(req *request) (*run, error) {
 		return nil, err
 	}
 	approved, declined := work.Answers()
+	r.answers = slices.Concat(approved, declined)
 	err = x.answerApprovals(x.r.Context(), r, approved, declined)
 	if err == nil && req.background {
 		if r.become(statusQueued, nil); r.unkept != nil {

@@ -107,16 +107,16 @@ func (x *exchange) cancel(p *response) error {
 // remove deletes a response, with what it has said and done. One that is under way is
 // cancelled.
 func (x *exchange) remove(p *response) error {
-	if r := p.live; r != nil {
-		r.deleted.Store(true)
-		r.cancel(loop.ErrCancelled)
-		if _, _, err := r.wait(x.r.Context()); err != nil {
-			return err
-		}
-	}
 	// It is gone or not, and does not depend on who waits for that.
 	ctx, stop := context.WithTimeout(context.WithoutCancel(x.r.Context()), saveTimeout)
 	defer stop()
+	if r := p.live; r != nil {
+		r.deleted.Store(true)
+		r.cancel(loop.ErrCancelled)
+		if _, _, err := r.wait(ctx); err != nil { // until then it may still be stored
+			return fmt.Errorf("wait for the end of response %q: %w", p.id, err)
+		}
+	}
 	if err := x.cfg.Store.DeleteResponse(ctx, x.caller.Principal, p.id); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package responses
 
 import (
 	"encoding/json"
+	"time"
 
 	"roundhouse/internal/loop"
 )
@@ -80,6 +81,9 @@ func (r *run) render(status string, out *loop.Outcome) []byte {
 	}
 	if q.previous != "" {
 		o.PreviousResponseID = &q.previous
+	}
+	if status == statusCompleted {
+		o.CompletedAt = new(time.Now().Unix())
 	}
 	if out != nil {
 		for i := range out.Output {

@@ -21,7 +21,7 @@ func peerSays(items ...string) http.HandlerFunc {
 			panic(err)
 		}
 		begun := map[string]any{"type": v["type"], "id": v["id"], "status": "in_progress"}
-		for _, name := range []string{"call_id", "name"} {
+		for _, name := range []string{"call_id", "name", "phase"} {
 			if v[name] != nil {
 				begun[name] = v[name]
 			}
@@ -129,6 +129,47 @@ func TestFailuresOfAnUpstreamOfTheSameAPI(t *testing.T) {
 			}
 		})
 	}
+}
+
+// B.5.9: what a client has got of a response it can refer to, whoever has said it, also where
+// the request needs no loop; what its upstream has thought goes back under the id that it has there.
+func TestReferencesToWhatAnUpstreamOfTheSameAPISaid(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+	reasoning := `{"type":"reasoning","id":"rs_0123456789abcdef0123456789abcdef","summary":[],"encrypted_content":"xyz"}`
+	w.answers(peerSays(reasoning, `{"type":"message","id":"msg_0123456789abcdef0123456789abcdef","role":"assistant","phase":"final_answer","content":[{"type":"output_text","text":"done"}]}`))
+	events := w.streamed(`{"model":"m","input":"go","stream":true,` + oneServer + `}`)
+	checkOrder(t, events)
+	o := events[len(events)-1]["response"].(map[string]any)
+	want(t, o, "output.1.id", "rs_0123456789abcdef0123456789abcdef", "output.2.type", "message", "output.2.phase", "final_answer")
+	for _, e := range events {
+		if e["output_index"] == 2.0 && e["item"] != nil {
+			want(t, e, "item.phase", "final_answer")
+		}
+	}
+	refer := func(i int) string {
+		return fmt.Sprintf(`{"type":"item_reference","id":%q}`, at(o, fmt.Sprintf("output.%d.id", i)))
+	}
+	whole, err := json.Marshal(at(o, "output.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ message, tools string }{{refer(2), oneServer}, {refer(2), `"tools":[]`}, {string(whole), oneServer}} {
+		input, tools := `{"role":"user","content":"go"},`+refer(1)+`,`+c.message+`,{"role":"user","content":"and?"}`, c.tools
+		w.answers(peerSays(`{"type":"message","id":"msg_2","role":"assistant","content":[{"type":"output_text","text":"well"}]}`))
+		second := w.post(`{"model":"m","input":[` + input + `],` + tools + `}`).object(t)
+		want(t, second, "status", "completed")
+		want(t, w.prompts()[0], "input.1.id", "rs_0123456789abcdef0123456789abcdef", "input.1.encrypted_content", "xyz", "input.2.type", "message", "input.2.id", nil, "input.2.phase", "final_answer", "input.2.content.0.text", "done", "input.3.content", "and?", "input.4", nil)
+	}
+	w.refused(http.StatusBadRequest, "item_reference", "POST", "", `{"model":"m","input":[{"role":"user","content":"go"},`+refer(1)+`],`+oneServer+`}`)
+
+	// What is the upstream's own is left to it.
+	w.answers(peerSays(`{"type":"message","id":"msg_3","role":"assistant","content":[{"type":"output_text","text":"hi"}]}`))
+	theirs := `{"type":"item_reference","id":"msg_fedcba9876543210fedcba9876543210"}`
+	if g := w.post(`{"model":"m","stream":true,"input":[` + theirs + `]}`); g.status != http.StatusOK || strings.Contains(g.body, "resp_") {
+		t.Errorf("%d %s", g.status, g.body)
+	}
+	want(t, w.prompts()[0], "input.0.type", "item_reference")
 }
 
 // X1: what needs no loop passes to such an upstream as it is.

@@ -16,6 +16,9 @@ func TestPlainText(t *testing.T) {
 	want(t, o, "object", "response", "status", "completed", "model", "m", "output.0.type", "message", "output.0.role", "assistant", "output.0.status", "completed",
 		"output.0.content.0.type", "output_text", "output.0.content.0.text", "Hello, world", "usage.input_tokens", 10, "usage.output_tokens", 5, "usage.total_tokens", 15,
 		"temperature", 0.5, "metadata.k", "v", "instructions", "be kind", "tool_choice", "auto", "error", nil)
+	if begun, ended := o["created_at"].(float64), o["completed_at"]; ended == nil || ended.(float64) < begun {
+		t.Errorf("created at %v, completed at %v", begun, ended)
+	}
 	p := w.prompts()[0]
 	want(t, p, "model", "m", "messages.0.role", "system", "messages.0.content", "be kind", "messages.1.role", "user", "messages.1.content", "hi", "temperature", 0.5, "max_tokens", 100, "stream", true, "metadata", nil, "tools", nil)
 

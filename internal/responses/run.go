@@ -44,9 +44,10 @@ type run struct {
 	deleted atomic.Bool // nobody finds it any more
 
 	// Owned by the goroutine that appends.
-	unkept error         // why the response is not stored, though it was to be
-	kept   time.Time     // when it was last stored
-	took   time.Duration // how long that was
+	answers []string      // the requests for approval that it answers, but for those whose calls were begun
+	unkept  error         // why the response is not stored, though it was to be
+	kept    time.Time     // when it was last stored
+	took    time.Duration // how long that was
 
 	mu     sync.Mutex
 	events []entry // by sequence number
@@ -123,8 +124,8 @@ func newEntry(n int, kind string, members ...any) entry {
 // become tells that the response as a whole is in another state. out is what has come of
 // it, nil before its end. An end is told once; what comes after it is dropped.
 //
-// A response in the background is stored in each state, and any other at its end, before
-// that is told: who has seen the end finds the response. If it cannot be stored, it says so.
+// It is stored in each state before that is told: who has seen it finds the response, though
+// the daemon may have died since (B.6). If it cannot be stored, it says so.
 func (r *run) become(status string, out *loop.Outcome) {
 	r.mu.Lock()
 	events, over := r.events, r.over // nobody else appends
@@ -133,7 +134,7 @@ func (r *run) become(status string, out *loop.Outcome) {
 		return
 	}
 	object, news := r.news(status, out, len(events))
-	if r.keep != nil && (out != nil || r.request.background) {
+	if r.keep != nil {
 		if r.unkept = r.store(object, slices.Concat(events, news), out == nil); r.unkept != nil {
 			object, news = r.news(status, out, len(events))
 		}
@@ -173,6 +174,22 @@ func (r *run) store(object []byte, events []entry, running bool) error {
 	r.kept = time.Now()
 	r.took = r.kept.Sub(began)
 	return err
+}
+
+// begun is told that the call is begun which a request for approval has asked for. That is
+// stored before the call is made, since what a crash leaves says whether the request can be
+// answered again; where it cannot be stored, no call is made.
+func (r *run) begun(request string) {
+	r.answers = slices.DeleteFunc(r.answers, func(id string) bool { return id == request })
+	if r.keep == nil {
+		return
+	}
+	r.mu.Lock()
+	events, object := r.events, r.object
+	r.mu.Unlock()
+	if r.store(object, events, true) != nil {
+		r.cancel(errNotStored)
+	}
 }
 
 // checkpointEvery is the least time between two checkpoints, each of which stores the whole

@@ -24,6 +24,9 @@ type record struct {
 	// Cut tells that a daemon ended before the response did, so that clients may have seen
 	// more events than are there.
 	Cut bool `json:"cut,omitempty"`
+	// Answers are the requests for approval that a response under way answers, but for those
+	// whose calls were begun: what a daemon that dies leaves of them can be answered again.
+	Answers []string `json:"answers,omitempty"`
 }
 
 // response is one that a request names: it is under way, or stored.
@@ -46,7 +49,10 @@ func (f *Face) find(ctx context.Context, principal, id string) (*response, error
 	f.mu.Lock()
 	r := f.runs[id]
 	f.mu.Unlock()
-	if r != nil && r.principal == principal && r.request.store && !r.deleted.Load() {
+	if r != nil && r.principal == principal && r.request.store {
+		if r.deleted.Load() {
+			return nil, unknown(id)
+		}
 		status, object := r.snapshot()
 		return &response{id: id, live: r, status: status, background: r.request.background, record: record{Object: object, Input: r.input, Session: r.session, Chain: r.chain}}, nil
 	}
@@ -56,6 +62,11 @@ func (f *Face) find(ctx context.Context, principal, id string) (*response, error
 	}
 	if err != nil {
 		return nil, err
+	}
+	if v.Running { // nobody works on it, so that its end could not be stored
+		if v, err = cutOff(v, errEndUnknown); err != nil {
+			return nil, err
+		}
 	}
 	rec, o, err := unpack(v)
 	if err != nil {
@@ -101,7 +112,11 @@ func (p *response) log() (*run, error) {
 
 // save stores a run as it is with these events. Nobody may append to it meanwhile.
 func (f *Face) save(r *run, object []byte, events []entry, running bool) error {
-	body, err := json.Marshal(record{Object: object, Input: r.input, Session: r.session, Chain: r.chain})
+	rec := record{Object: object, Input: r.input, Session: r.session, Chain: r.chain}
+	if running {
+		rec.Answers = r.answers
+	}
+	body, err := json.Marshal(rec)
 	if err != nil {
 		return fmt.Errorf("store response %q: %w", r.id, err)
 	}
@@ -178,44 +193,82 @@ func (f *Face) continued(ctx context.Context, task *loop.Task, previous string) 
 	return nil
 }
 
+// sketch is what complete reads of an item of the input.
+type sketch struct {
+	Type          string
+	ID, Role      string
+	Output, Error json.RawMessage
+}
+
+// refers reports whether the item stands for one that was made before.
+func (it *sketch) refers() bool {
+	return it.Type == "item_reference" || it.Type == "" && it.Role == "" && it.ID != ""
+}
+
+// lacks reports whether the item is a call without what came of it.
+func (it *sketch) lacks() bool {
+	return it.Type == string(loop.ToolCall) && !present(it.Output) && !present(it.Error)
+}
+
+// sketches reads the items of an input. What cannot be read is empty; the loop says so.
+func sketches(input []json.RawMessage) []sketch {
+	list := make([]sketch, len(input))
+	for i, raw := range input {
+		if json.Unmarshal(raw, &list[i]) != nil {
+			list[i] = sketch{}
+		}
+	}
+	return list
+}
+
 // complete puts the items of stored responses in place of references to them, and of calls
 // that the input has without what came of them: clients leave that out, and count on who made
-// an item to know it.
+// an item to know it. The id of an item says which response has made it, but for a reasoning
+// under its upstream's id: that one is looked for in the responses that the rest of the input
+// names, since clients send it with what it led to.
 func (f *Face) complete(ctx context.Context, task *loop.Task) error {
-	outputs := map[string][]json.RawMessage{} // of responses that were looked up
-	for i, raw := range task.Input {
-		var it struct {
-			Type          string
-			ID, Role      string
-			Output, Error json.RawMessage
+	made := map[string]json.RawMessage{} // items, by id
+	known := map[string]bool{}           // responses that were looked up
+	lookUp := func(id string) error {
+		run, ours := loop.RunOf(id)
+		if !ours || known[run] {
+			return nil
 		}
-		if json.Unmarshal(raw, &it) != nil {
-			continue // which the loop says
+		known[run] = true
+		output, err := f.outputOf(ctx, task.Principal, run)
+		if err != nil && !isUnknown(err) { // what was not stored, or is not kept, stays as it is
+			return err
 		}
-		refers := it.Type == "item_reference" || it.Type == "" && it.Role == "" && it.ID != ""
-		if !refers && (it.Type != string(loop.ToolCall) || present(it.Output) || present(it.Error)) {
-			continue
+		for i, it := range sketches(output) {
+			made[it.ID] = output[i]
 		}
-		run, ours := loop.RunOf(it.ID)
-		output, known := outputs[run]
-		if ours && !known {
-			var err error
-			if output, err = f.outputOf(ctx, task.Principal, run); err != nil && !isUnknown(err) { // what was not stored, or is not kept, stays as it is
+		return nil
+	}
+	input := sketches(task.Input)
+	for _, it := range input {
+		if it.refers() || it.lacks() {
+			if err := lookUp(it.ID); err != nil {
 				return err
 			}
-			if len(outputs) == 0 {
-				task.Input = slices.Clone(task.Input) // the request's own is not changed
-			}
-			outputs[run] = output
 		}
-		at := slices.IndexFunc(output, func(item json.RawMessage) bool {
-			var made struct{ ID string }
-			return json.Unmarshal(item, &made) == nil && made.ID == it.ID
-		})
+	}
+	if slices.ContainsFunc(input, func(it sketch) bool { return it.refers() && made[it.ID] == nil }) {
+		for i, it := range input {
+			if err := lookUp(it.ID); err != nil {
+				return err
+			}
+			if it.Type == string(loop.ReasoningItem) {
+				made[it.ID] = task.Input[i]
+			}
+		}
+	}
+	task.Input = slices.Clone(task.Input) // the request's own is not changed
+	for i, it := range input {
 		switch {
-		case at >= 0:
-			task.Input[i] = output[at]
-		case refers:
+		case !it.refers() && !it.lacks():
+		case made[it.ID] != nil:
+			task.Input[i] = made[it.ID]
+		case it.refers():
 			return refused("input[%d]: item_reference: no item is kept that has the id %.100q", i, it.ID)
 		}
 	}
@@ -275,8 +328,12 @@ func unused(requests []string, output []loop.Item) []string {
 	})
 }
 
-// errRestart is what failed a response that an earlier daemon had under way.
-var errRestart = objectError{Code: "server_error", Message: "roundhouse ended before the response did"}
+// errRestart is what failed a response that an earlier daemon had under way, and
+// errEndUnknown one of this daemon's whose end could not be stored.
+var (
+	errRestart    = objectError{Code: "server_error", Message: "roundhouse ended before the response did"}
+	errEndUnknown = objectError{Code: "server_error", Message: "the end of the response could not be stored, so that it is not known what has come of it"}
+)
 
 // Recover ends the responses that an earlier daemon has left in the middle: they have
 // failed, with what they had done by then (B.6). It is called before requests are served.
@@ -298,31 +355,48 @@ func (f *Face) Recover(ctx context.Context) error {
 }
 
 func (f *Face) recover(ctx context.Context, v store.Response) error {
-	rec, o, err := unpack(v)
+	rec, _, err := unpack(v)
 	if err != nil {
 		f.log.Error("a response that an earlier daemon left cannot be read, and is removed", "response", v.ID, "err", err)
 		return f.cfg.Store.DeleteResponse(ctx, v.Principal, v.ID)
 	}
+	for _, request := range rec.Answers { // nothing has come of them
+		if err := f.cfg.Store.ForgetApproval(ctx, v.Principal, request, v.ID); err != nil {
+			return err
+		}
+	}
+	if v, err = cutOff(v, errRestart); err != nil {
+		return err
+	}
+	f.log.Warn("a response that was under way when roundhouse ended has failed", "response", v.ID, "principal", v.Principal)
+	return f.cfg.Store.SaveResponse(ctx, v)
+}
+
+// cutOff returns a response that nobody works on any more as one that has failed, with what
+// it had done.
+func cutOff(v store.Response, why objectError) (store.Response, error) {
+	rec, o, err := unpack(v)
+	if err != nil {
+		return v, err
+	}
 	events, err := unpackEvents(v.Events)
 	if err != nil {
-		f.log.Error("the events of a response cannot be read, and are removed", "response", v.ID, "err", err)
-		events = nil
+		events, v.Events = nil, store.Body{} // what cannot be read is not kept
 	}
-	o.Status, o.Error, o.Output = statusFailed, &errRestart, done(events)
+	o.Status, o.Error, o.Output = statusFailed, &why, done(events)
 	if rec.Object, err = json.Marshal(o); err != nil {
-		return fmt.Errorf("end response %q: %w", v.ID, err)
+		return v, fmt.Errorf("end response %q: %w", v.ID, err)
 	}
-	rec.Cut = true
+	rec.Cut, rec.Answers = true, nil
 	body, err := json.Marshal(rec)
 	if err != nil {
-		return fmt.Errorf("end response %q: %w", v.ID, err)
+		return v, fmt.Errorf("end response %q: %w", v.ID, err)
 	}
 	if len(events) > 0 {
 		v.Events = packEvents(append(events, newEntry(len(events), "response.failed", "response", rec.Object)))
 	}
 	v.Body, v.Running = store.Pack(body), false
-	f.log.Warn("a response that was under way when roundhouse ended has failed", "response", v.ID, "principal", v.Principal)
-	return f.cfg.Store.SaveResponse(ctx, v)
+	return v, nil
 }
 
 // done returns the items that were done, in their order.

@@ -340,7 +340,7 @@ func TestAResponseThatCannotBeStored(t *testing.T) {
 		m := family.GetMetric()[0]
 		counts[family.GetName()] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
 	}
-	if counts["roundhouse_responses_unstored_total"] != 2 || counts["roundhouse_responses_ended_total"] != 1 || len(counts) != 3 {
+	if counts["roundhouse_responses_unstored_total"] != 3 || counts["roundhouse_responses_ended_total"] != 1 || len(counts) != 3 {
 		t.Errorf("the metrics are %v", counts)
 	}
 }
