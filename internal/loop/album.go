@@ -16,12 +16,15 @@ type page struct {
 	word     func(string) json.RawMessage
 }
 
+// haveShown begins what tools have shown.
+const haveShown = "What the tools have shown:"
+
 func newAlbum(most int) *album { return &album{most: most} }
 
 // add adds the pictures of a turn's results as parts that word and picture make, and returns
 // them, or nil if there are none. Of older ones that are too many words remain.
 func (a *album) add(results []*result, word func(string) json.RawMessage, picture func(Picture) json.RawMessage) *page {
-	p := &page{parts: []json.RawMessage{word("What the tools have shown:")}, word: word}
+	p := &page{parts: []json.RawMessage{word(haveShown)}, word: word}
 	for _, res := range results {
 		for _, shown := range res.pictures {
 			p.parts = append(p.parts, picture(shown))

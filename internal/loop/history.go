@@ -2,6 +2,7 @@ package loop
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -15,6 +16,7 @@ type chatHistory struct {
 	c       *chat
 	said    *chatMessage // what the model said, to which calls may still be added
 	results []*chatMessage
+	shown   []json.RawMessage // of the results, what is no text
 }
 
 // inputItem is an item of the input, of any type.
@@ -69,11 +71,12 @@ func (h *chatHistory) add(raw json.RawMessage) error {
 	case string(CustomCall):
 		h.call(it.CallID, it.Name, string(object("input", text(it.Input))))
 	case "function_call_output", "custom_tool_call_output":
-		output, err := h.output(it.Output)
+		output, shown, err := h.output(it.Output)
 		if err != nil {
 			return err
 		}
 		h.result(it.CallID, output)
+		h.shown = append(h.shown, shown...)
 	case string(ToolCall):
 		h.flushResults() // of calls that came one after the other
 		h.call(it.ID, session.PublicName(it.Label, it.Name), it.Arguments)
@@ -119,7 +122,10 @@ func (h *chatHistory) flush() {
 	for _, m := range h.results {
 		h.c.add(m)
 	}
-	h.results = nil
+	if len(h.shown) > 0 { // messages of tools hold text only; what they show follows as the user's
+		h.c.add(&chatMessage{Role: "user", Content: array(append([]json.RawMessage{textPart(haveShown)}, h.shown...))})
+	}
+	h.results, h.shown = nil, nil
 }
 
 // flushResults does so if the last thing was what came of a call: what follows is another
@@ -202,48 +208,20 @@ func (h *chatHistory) content(raw json.RawMessage) (json.RawMessage, error) {
 	if len(raw) > 0 && raw[0] == '"' {
 		return raw, nil
 	}
-	var parts []struct {
-		Type     string          `json:"type"`
-		Text     string          `json:"text"`
-		Refusal  string          `json:"refusal"`
-		ImageURL string          `json:"image_url"`
-		Detail   string          `json:"detail"`
-		FileID   string          `json:"file_id"`
-		FileData string          `json:"file_data"`
-		FileName string          `json:"filename"`
-		Audio    json.RawMessage `json:"input_audio"`
-	}
+	var parts []inputPart
 	if err := json.Unmarshal(raw, &parts); err != nil {
 		return nil, fmt.Errorf("its content cannot be read: %w", err)
 	}
 	var out []json.RawMessage
-	var texts []string
-	for i, p := range parts {
-		switch p.Type {
-		case "input_text", "output_text", "text", "summary_text", "reasoning_text":
-			texts = append(texts, p.Text)
-			out = append(out, textPart(p.Text))
-		case "refusal":
-			texts = append(texts, p.Refusal)
-			out = append(out, textPart(p.Refusal))
-		case "input_image":
-			if p.ImageURL == "" {
-				return nil, fmt.Errorf("content[%d]: an image needs image_url; files are not kept here", i)
-			}
-			out = append(out, imagePart(p.ImageURL, p.Detail))
-		case "input_file":
-			if p.FileData == "" {
-				return nil, fmt.Errorf("content[%d]: a file needs file_data; files are not kept here", i)
-			}
-			out = append(out, object("type", text("file"), "file", object("filename", text(p.FileName), "file_data", text(p.FileData))))
-		case "input_audio":
-			out = append(out, object("type", text("input_audio"), "input_audio", p.Audio))
-		default:
-			return nil, fmt.Errorf("content[%d]: parts of the type %q are not supported", i, p.Type)
+	for i := range parts {
+		part, err := parts[i].chat()
+		if err != nil {
+			return nil, fmt.Errorf("content[%d]: %w", i, err)
 		}
+		out = append(out, part)
 	}
-	if len(texts) == 1 && len(out) == 1 {
-		return text(texts[0]), nil
+	if len(parts) == 1 && parts[0].says() {
+		return text(parts[0].text()), nil
 	}
 	if len(out) == 0 {
 		return text(""), nil
@@ -251,29 +229,83 @@ func (h *chatHistory) content(raw json.RawMessage) (json.RawMessage, error) {
 	return array(out), nil
 }
 
-// output turns what a caller's function has brought: a text, or parts of which the texts
-// count.
-func (h *chatHistory) output(raw json.RawMessage) (string, error) {
-	var s string
-	if json.Unmarshal(raw, &s) == nil {
-		return s, nil
+// inputPart is a part of a message, or of what a caller's function has brought.
+type inputPart struct {
+	Type     string          `json:"type"`
+	Text     string          `json:"text"`
+	Refusal  string          `json:"refusal"`
+	ImageURL string          `json:"image_url"`
+	Detail   string          `json:"detail"`
+	FileData string          `json:"file_data"`
+	FileName string          `json:"filename"`
+	Audio    json.RawMessage `json:"input_audio"`
+}
+
+// says reports whether the part is a text.
+func (p *inputPart) says() bool {
+	switch p.Type {
+	case "input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal":
+		return true
 	}
-	var parts []struct {
-		Type string `json:"type"`
-		Text string `json:"text"`
+	return false
+}
+
+func (p *inputPart) text() string {
+	if p.Type == "refusal" {
+		return p.Refusal
 	}
+	return p.Text
+}
+
+// chat returns the part as chat completions have it.
+func (p *inputPart) chat() (json.RawMessage, error) {
+	switch {
+	case p.says():
+		return textPart(p.text()), nil
+	case p.Type == "input_image" && p.ImageURL == "":
+		return nil, errors.New("an image needs image_url; files are not kept here")
+	case p.Type == "input_image":
+		return imagePart(p.ImageURL, p.Detail), nil
+	case p.Type == "input_file" && p.FileData == "":
+		return nil, errors.New("a file needs file_data; files are neither kept nor fetched here")
+	case p.Type == "input_file":
+		return object("type", text("file"), "file", object("filename", text(p.FileName), "file_data", text(p.FileData))), nil
+	case p.Type == "input_audio" && !isObject(p.Audio):
+		return nil, errors.New("a sound needs input_audio")
+	case p.Type == "input_audio":
+		return object("type", text("input_audio"), "input_audio", p.Audio), nil
+	}
+	return nil, fmt.Errorf("parts of the type %q are not supported", p.Type)
+}
+
+func isObject(raw json.RawMessage) bool { return len(raw) > 0 && raw[0] == '{' }
+
+// output turns what a caller's function has brought: a text, or parts. Those that are no text
+// are shown behind the results, with a word in their place; a picture is not, if the models
+// take none.
+func (h *chatHistory) output(raw json.RawMessage) (said string, shown []json.RawMessage, err error) {
+	if json.Unmarshal(raw, &said) == nil {
+		return said, nil, nil
+	}
+	var parts []inputPart
 	if err := json.Unmarshal(raw, &parts); err != nil {
-		return "", fmt.Errorf("its output is neither a text nor an array of parts")
+		return "", nil, fmt.Errorf("its output is neither a text nor an array of parts")
 	}
-	for i, p := range parts {
-		if p.Type != "input_text" && p.Type != "output_text" {
-			s += fmt.Sprintf("[%s]", p.Type)
-			continue
+	lines := make([]string, len(parts))
+	for i := range parts {
+		p := &parts[i]
+		part, err := p.chat()
+		switch {
+		case err != nil:
+			return "", nil, fmt.Errorf("output[%d]: %w", i, err)
+		case p.says():
+			lines[i] = p.text()
+		case p.Type == "input_image" && !h.c.r.upstream.Images():
+			lines[i] = "[an image, which cannot be shown]"
+		default:
+			lines[i] = "[" + strings.TrimPrefix(p.Type, "input_") + ", shown below]"
+			shown = append(shown, part)
 		}
-		if i > 0 {
-			s += "\n"
-		}
-		s += p.Text
 	}
-	return s, nil
+	return strings.Join(lines, "\n"), shown, nil
 }

@@ -44,6 +44,13 @@ func TestHistoryBecomesMessages(t *testing.T) {
 			{"type":"mcp_call","id":"y","server_label":"a","name":"g","arguments":"{}","output":null,"error":{"type":"http_error","code":502,"message":"gone"}}]`,
 			`[{"role":"assistant","content":null,"tool_calls":[{"id":"x","type":"function","function":{"name":"a__f","arguments":"{}"}}]},{"role":"tool","content":"one","tool_call_id":"x"},
 			{"role":"assistant","content":null,"tool_calls":[{"id":"y","type":"function","function":{"name":"a__g","arguments":"{}"}}]},{"role":"tool","content":"error: {\"type\":\"http_error\",\"code\":502,\"message\":\"gone\"}","tool_call_id":"y"}]`},
+		"pictures and files of functions": {`[{"type":"function_call","call_id":"1","name":"f","arguments":"{}"},{"type":"custom_tool_call","call_id":"2","name":"g","input":"x"},
+			{"type":"function_call_output","call_id":"1","output":[{"type":"input_text","text":"look"},{"type":"input_image","image_url":"data:x","detail":"low"}]},
+			{"type":"custom_tool_call_output","call_id":"2","output":[{"type":"input_file","filename":"f","file_data":"d"}]},{"role":"user","content":"go on"}]`,
+			`[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}},{"id":"2","type":"function","function":{"name":"g","arguments":"{\"input\":\"x\"}"}}]},
+			{"role":"tool","content":"look\n[image, shown below]","tool_call_id":"1"},{"role":"tool","content":"[file, shown below]","tool_call_id":"2"},
+			{"role":"user","content":[{"type":"text","text":"What the tools have shown:"},{"type":"image_url","image_url":{"url":"data:x","detail":"low"}},{"type":"file","file":{"filename":"f","file_data":"d"}}]},
+			{"role":"user","content":"go on"}]`},
 		"a custom tool": {`[{"type":"custom_tool_call","call_id":"1","name":"free","input":"a \"text\""},{"type":"custom_tool_call_output","call_id":"1","output":"ok"}]`,
 			`[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"free","arguments":"{\"input\":\"a \\\"text\\\"\"}"}}]},{"role":"tool","content":"ok","tool_call_id":"1"}]`},
 		"thoughts": {`[{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"hm"}]},{"type":"function_call","call_id":"1","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"1","output":"x"}]`,
@@ -86,14 +93,15 @@ func canonical(t *testing.T, raw []byte) string {
 // X1: what an input holds that is not supported is named, with its place.
 func TestInputsThatAreRefused(t *testing.T) {
 	for input, why := range map[string]string{
-		`[{"type":"item_reference","id":"x"}]`:                               `input[0]: items of the type "item_reference"`,
-		`[{"type":"web_search_call"}]`:                                       "web_search_call",
-		`[{"role":"user","content":"x"},{"role":"alien","content":"x"}]`:     `input[1]: the role "alien"`,
-		`[{"role":"user","content":[{"type":"input_image","file_id":"f"}]}]`: "image_url",
-		`[{"role":"user","content":[{"type":"input_smell"}]}]`:               "input_smell",
-		`[{"role":"user","content":7}]`:                                      "content",
-		`[{"type":"function_call_output","call_id":"x","output":7}]`:         "output",
-		`[{"type":"function_call","arguments":{}}]`:                          "cannot be read",
+		`[{"type":"item_reference","id":"x"}]`:                                                            `input[0]: items of the type "item_reference"`,
+		`[{"type":"web_search_call"}]`:                                                                    "web_search_call",
+		`[{"role":"user","content":"x"},{"role":"alien","content":"x"}]`:                                  `input[1]: the role "alien"`,
+		`[{"role":"user","content":[{"type":"input_image","file_id":"f"}]}]`:                              "image_url",
+		`[{"role":"user","content":[{"type":"input_smell"}]}]`:                                            "input_smell",
+		`[{"role":"user","content":7}]`:                                                                   "content",
+		`[{"type":"function_call_output","call_id":"x","output":7}]`:                                      "output",
+		`[{"type":"function_call_output","call_id":"x","output":[{"type":"input_image","file_id":"f"}]}]`: "output[0]: an image needs image_url",
+		`[{"type":"function_call","arguments":{}}]`:                                                       "cannot be read",
 	} {
 		_, err := newTestRun(t, "", Task{Input: items(input)})
 		f, ok := err.(*Failure)
@@ -126,6 +134,26 @@ func TestSettings(t *testing.T) {
 	for name, value := range map[string]string{"max_output_tokens": "0", "top_logprobs": `"x"`, "reasoning": "7", "text": `{"format":{"type":"grammar"}}`} {
 		if chatSettings(map[string]any{}, map[string]json.RawMessage{name: json.RawMessage(value)}, "", 0) == nil {
 			t.Errorf("%s: %s is accepted", name, value)
+		}
+	}
+	// Of two that mean the same neither is chosen by chance.
+	for _, pair := range []string{`{"max_output_tokens":5,"max_tokens":6}`, `{"max_output_tokens":5,"max_completion_tokens":6}`, `{"reasoning":{"effort":"low"},"reasoning_effort":"high"}`,
+		`{"text":{"format":{"type":"json_object"}},"response_format":{"type":"text"}}`, `{"text":{"verbosity":"low"},"verbosity":"high"}`, `{"top_logprobs":2,"logprobs":false}`} {
+		var settings map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(pair), &settings); err != nil {
+			t.Fatal(err)
+		}
+		for _, engine := range []string{"vllm", "openai"} {
+			for range 20 { // maps have no order
+				if err := chatSettings(map[string]any{}, settings, engine, 0); err == nil || !strings.Contains(err.Error(), "mean the same") {
+					t.Errorf("%s: %s: %v", engine, pair, err)
+				}
+			}
+		}
+		for name, value := range settings {
+			if err := chatSettings(map[string]any{}, map[string]json.RawMessage{name: value}, "vllm", 0); err != nil {
+				t.Errorf("%s alone: %v", name, err)
+			}
 		}
 	}
 	if err := chatSettings(map[string]any{"model": "m"}, map[string]json.RawMessage{"Model": json.RawMessage("1")}, "", 0); err == nil {

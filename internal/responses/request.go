@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -37,11 +38,35 @@ func (q *request) member(name, absent string) json.RawMessage {
 	return json.RawMessage(absent)
 }
 
-// ours are the members that are not passed on to a model as they are.
+// ours are the members that are not passed on to a model as they are. What has no effect here
+// is in docs/responses.md.
 var ours = []string{
-	"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "stream", "stream_options", "store", "background",
-	"previous_response_id", "conversation", "prompt", "include", "truncation", "metadata", "session_id", "n", "messages", "functions", "function_call", "return_token_ids",
-	"context_management", "moderation",
+	"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "stream", "stream_options", "store", "background", "background_options",
+	"previous_response_id", "truncation", "metadata", "session_id",
+}
+
+// unserved are members that are refused, and why: who sends them counts on what they do. Those
+// of chat completions would be sent to the model beside what they are made of here.
+var unserved = map[string]string{
+	"context_management": "no input is compacted here",
+	"conversation":       "go on from a response with previous_response_id",
+	"moderation":         "nothing is moderated here",
+	"prompt":             "no prompts are kept here; write instructions and input",
+	"messages":           "it is input in this API",
+	"functions":          "they are tools in this API",
+	"function_call":      "it is tool_choice in this API",
+	"n":                  "a response is one answer",
+}
+
+// empty are values by which nothing is asked for.
+var empty = []string{"null", "[]", "{}"}
+
+// includable are the values of include. Those about tools of other types have nothing to
+// include; pictures of the input are always there, and what is encrypted is asked for where an
+// upstream may have it.
+var includable = []string{
+	"reasoning.encrypted_content", "message.input_image.image_url", "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+	"computer_call_output.output.image_url", "code_interpreter_call.outputs",
 }
 
 // refused is a request that its sender must change.
@@ -79,7 +104,7 @@ func (f *Face) parse(ctx context.Context, body []byte) (*request, *loop.Failure)
 	}
 	settings := map[string]json.RawMessage{}
 	for name, raw := range q.members {
-		if !slices.Contains(ours, name) {
+		if !slices.Contains(ours, name) && unserved[name] == "" {
 			settings[name] = raw
 		}
 	}
@@ -102,6 +127,8 @@ func (q *request) read(name string, to any, want string) *loop.Failure {
 func readScalars(q *request) *loop.Failure {
 	parallel := true
 	var metadata map[string]string
+	var include []string
+	var truncation string
 	for _, m := range []struct {
 		name string
 		to   any
@@ -116,6 +143,8 @@ func readScalars(q *request) *loop.Failure {
 		{"max_tool_calls", &q.task.MaxCalls, "a positive integer"},
 		{"parallel_tool_calls", &parallel, "true or false"},
 		{"metadata", &metadata, "an object of strings"},
+		{"include", &include, "an array of strings"},
+		{"truncation", &truncation, "\"auto\" or \"disabled\""},
 		{"session_id", &q.session, "a string"},
 	} {
 		if fail := q.read(m.name, m.to, m.want); fail != nil {
@@ -128,10 +157,18 @@ func readScalars(q *request) *loop.Failure {
 		return refused("model is missing")
 	case q.member("max_tool_calls", "") != nil && q.task.MaxCalls < 1:
 		return refused("max_tool_calls must be a positive integer")
-	case q.member("conversation", "") != nil:
-		return refused("conversation is not supported; go on from a response with previous_response_id")
-	case q.member("prompt", "") != nil:
-		return refused("prompt is not supported: no prompts are kept here; write instructions and input")
+	case !slices.Contains([]string{"", "auto", "disabled"}, truncation):
+		return refused("truncation must be \"auto\" or \"disabled\"")
+	}
+	for _, what := range include {
+		if !slices.Contains(includable, what) {
+			return refused("include: %.100q is not supported", what)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(unserved)) {
+		if raw := q.member(name, ""); raw != nil && !slices.Contains(empty, string(raw)) && (name != "n" || string(raw) != "1") {
+			return refused("%s is not supported: %s", name, unserved[name])
+		}
 	}
 	return nil
 }

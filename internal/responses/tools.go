@@ -59,6 +59,9 @@ func (q *request) readFunction(at string, entry []byte, custom bool, names map[s
 		Description string          `json:"description"`
 		Parameters  json.RawMessage `json:"parameters"`
 		Strict      json.RawMessage `json:"strict"`
+		Defer       bool            `json:"defer_loading"`
+		Async       bool            `json:"async"`
+		Callers     []string        `json:"allowed_callers"`
 	}
 	if err := json.Unmarshal(entry, &v); err != nil {
 		return refused("%s cannot be read: %v", at, err)
@@ -68,6 +71,11 @@ func (q *request) readFunction(at string, entry []byte, custom bool, names map[s
 		return refused("%s: name is missing", at)
 	case names[v.Name]:
 		return refused("%s: another function is called %q", at, v.Name)
+	case v.Async:
+		return refused("%s: async is not supported", at)
+	}
+	if fail := readLoading(at, v.Defer, v.Callers); fail != nil {
+		return fail
 	}
 	names[v.Name] = true
 	fn := loop.Function{Name: v.Name, Description: v.Description, Custom: custom, Raw: entry}
@@ -75,6 +83,19 @@ func (q *request) readFunction(at string, entry []byte, custom bool, names map[s
 		fn.Parameters, fn.Strict = orNothing(v.Parameters), orNothing(v.Strict)
 	}
 	q.task.Functions = append(q.task.Functions, fn)
+	return nil
+}
+
+// readLoading refuses ways for a model to come to a tool that there are not.
+func readLoading(at string, deferred bool, callers []string) *loop.Failure {
+	if deferred {
+		return refused("%s: defer_loading is not supported", at)
+	}
+	for _, caller := range callers {
+		if caller != "direct" {
+			return refused("%s: allowed_callers: %q is not supported; only \"direct\" is", at, caller)
+		}
+	}
 	return nil
 }
 
@@ -119,13 +140,9 @@ func (f *Face) readServer(ctx context.Context, q *request, at string, raw []byte
 		return nil, refused("%s: connector_id is not supported; name a configured server by server_label, or give its server_url", at)
 	case e.Tunnel != "":
 		return nil, refused("%s: tunnel_id is not supported; name a configured server by server_label, or give its server_url", at)
-	case e.DeferLoading:
-		return nil, refused("%s: defer_loading is not supported", at)
 	}
-	for _, caller := range e.AllowedCallers {
-		if caller != "direct" {
-			return nil, refused("%s: allowed_callers: %q is not supported; only \"direct\" is", at, caller)
-		}
+	if fail := readLoading(at, e.DeferLoading, e.AllowedCallers); fail != nil {
+		return nil, fail
 	}
 	labels[e.Label] = true
 	s := loop.Server{Label: e.Label, Description: e.Description}
