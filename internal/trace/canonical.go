@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"strconv"
+	"unicode/utf8"
 )
 
 // canonical brings JSON into one spelling: sorted members, no white space, no nulls
@@ -46,7 +47,9 @@ func plain(v any) any {
 	return v
 }
 
-// encode writes JSON as it is meant, without escapes for web pages.
+// encode writes JSON as it is meant, without escapes for web pages. It is UTF-8, whatever
+// came: encoding/json lets other bytes through in the strings of raw values, and readers of
+// rows would stumble over them.
 func encode(v any) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -54,5 +57,9 @@ func encode(v any) []byte {
 	if err := e.Encode(v); err != nil {
 		panic(err) // every type here can be encoded
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	out := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	if !utf8.Valid(out) {
+		out = bytes.ToValidUTF8(out, []byte("\uFFFD"))
+	}
+	return out
 }

@@ -163,20 +163,23 @@ func (r *Report) compare(c store.Call) {
 
 // describe takes in the forest.
 func (r *Report) describe(f *forest) {
-	r.Turns = len(f.turns)
 	joined := 0
 	for i, t := range f.turns {
-		if t.parent != none {
-			joined++
-		}
 		if f.children[i] == 0 {
 			r.Trajectories++
 		}
-		if t.tokens != none {
-			r.WithTokens++
-		}
 		if t.split != nil {
 			r.Breaks = append(r.Breaks, *t.split)
+		}
+		if t.sample > 0 {
+			continue // the turn is counted
+		}
+		r.Turns++
+		if t.parent != none {
+			joined++
+		}
+		if t.tokens != none {
+			r.WithTokens++
 		}
 	}
 	r.MergeRatio = 1

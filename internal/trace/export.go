@@ -106,7 +106,7 @@ func (x *Export) seek(cursor string) (err error) {
 }
 
 // Skipped counts, after Lines has ended, the turns that the filters chose and the
-// format could not take, by reason: "no_token_ids", "unreadable".
+// format could not take, by reason: "no_token_ids", "several_answers", "unreadable".
 func (x *Export) Skipped() map[string]int { return x.skipped }
 
 // Lines returns the rows as JSON without line ends. It holds one session's turns in
@@ -167,6 +167,20 @@ func (x *Export) chosen(t turn) bool {
 		(o.Since.IsZero() || !t.call.Start.Before(o.Since)) && (o.Until.IsZero() || t.call.Start.Before(o.Until))
 }
 
+// untaken says why the format cannot take a turn, "" if it can. Of several answers in one
+// the store has no tokens: each would have its own.
+func (x *Export) untaken(t turn) string {
+	switch {
+	case x.options.Format == Messages && t.messages == none:
+		return "unreadable"
+	case x.options.Format == Tokens && t.tokens == none && t.answers > 1:
+		return "several_answers"
+	case x.options.Format == Tokens && t.tokens == none:
+		return "no_token_ids"
+	}
+	return ""
+}
+
 // trajectory is what the rows of both formats have.
 type trajectory struct {
 	V           int             `json:"v"`
@@ -215,25 +229,18 @@ type span struct {
 // trajectories makes a session's rows, each when it is asked for.
 func (x *Export) trajectories(s store.Session, f *forest) []func() any {
 	reward := x.reward(s)
-	var chosen, taken int
 	for _, t := range f.turns {
-		if x.chosen(t) {
-			chosen++
-			if x.options.Format == Tokens && t.tokens != none || x.options.Format == Messages && t.messages != none {
-				taken++
-			}
+		if why := x.untaken(t); why != "" && t.sample == 0 && x.chosen(t) {
+			x.skipped[why]++
 		}
 	}
-	entries, reason := f.wordTurns, "unreadable"
+	entries := f.wordTurns
 	var rows []row
 	if x.options.Format == Tokens {
-		entries, reason = f.tokenTurns, "no_token_ids"
+		entries = f.tokenTurns
 		rows = f.tokens.rows(func(i int) bool { return x.chosen(f.turns[entries[i]]) })
 	} else {
 		rows = f.words.rows(func(i int) bool { return x.chosen(f.turns[entries[i]]) })
-	}
-	if chosen > taken {
-		x.skipped[reason] += chosen - taken
 	}
 	var out []func() any
 	for i, r := range rows {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"roundhouse/internal/store"
 )
@@ -190,6 +191,54 @@ func TestEachAnswerIsTrainedOnce(t *testing.T) {
 	}
 }
 
+// J3, J4, A.11: several answers in one are a turn, and each of them is trained in one row. Of
+// tokens there are none, which is said.
+func TestEachOfSeveralAnswersIsTrainedOnce(t *testing.T) {
+	t.Parallel()
+	st := openStore(t)
+	record(t, st, several("1", "user:a", "x", "y"))
+	record(t, st, chat("2", "user:a|assistant:y|user:c", "d"))
+	rows, _ := lines(t, st, Options{Format: Messages})
+	var got []string
+	for _, row := range rows {
+		parts := []string{fmt.Sprint(row["call_ids"], " ", row["break_reason"])}
+		for i, m := range row["messages"].([]any) {
+			parts = append(parts, fmt.Sprint(m.(map[string]any)["content"], ":", row["train"].([]any)[i]))
+		}
+		got = append(got, strings.Join(parts, " "))
+	}
+	if want := []string{"[1] <nil> a:false x:true", "[1 2] retry a:false y:true c:false d:true"}; !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	x, err := NewExport(st, Options{Format: Tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line, err := range x.Lines(t.Context()) {
+		t.Errorf("got %s, %v", line, err)
+	}
+	if fmt.Sprint(x.Skipped()) != "map[no_token_ids:1 several_answers:1]" {
+		t.Errorf("skipped are %v", x.Skipped())
+	}
+	if r, err := Check(t.Context(), st, key); err != nil || r.Hole || r.Turns != 2 || r.Trajectories != 2 || r.MergeRatio != 1 {
+		t.Errorf("the report is %+v, %v", r, err)
+	}
+}
+
+// J3: rows are UTF-8, also of a call that was not: who reads them reads them as such.
+func TestRowsAreUTF8(t *testing.T) {
+	t.Parallel()
+	st := openStore(t)
+	record(t, st, turnOf("chat", "1", "{\"messages\":[{\"role\":\"user\",\"content\":\"a\xff\"}],\"tools\":[{\"x\":\"\xff\"}]}",
+		"{\"choices\":[{\"message\":{\"role\":\"assistant\",\"content\":[{\"type\":\"x\",\"x\":\"b\xff\"}]}}]}"))
+	for _, format := range []Format{Messages, Calls} {
+		_, raw := lines(t, st, Options{Format: format})
+		if len(raw) != 1 || !utf8.ValidString(raw[0]) || !strings.Contains(raw[0], `"a\ufffd"`) && !strings.Contains(raw[0], "\"a\uFFFD\"") || !strings.Contains(raw[0], "\"b\uFFFD\"") {
+			t.Errorf("%s: %q", format, raw)
+		}
+	}
+}
+
 // J3: an export goes on after any row, and gives the same ones.
 func TestAnExportCanBeResumed(t *testing.T) {
 	t.Parallel()
@@ -329,8 +378,6 @@ func TestCheckFindsHoles(t *testing.T) {
 	}
 }
 
-// BenchmarkExport measures rows: sessions of 20 turns in one trajectory each, and the
-// calls of the log.
 // J4: bodies that are not those that were stored are a problem.
 func TestCheckFindsDamage(t *testing.T) {
 	t.Parallel()
@@ -365,6 +412,8 @@ func TestCheckFindsDamage(t *testing.T) {
 	}
 }
 
+// BenchmarkExport measures rows: sessions of 20 turns in one trajectory each, and the
+// calls of the log.
 func BenchmarkExport(b *testing.B) {
 	st := openStore(b)
 	for s := range 25 {

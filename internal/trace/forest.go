@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	"roundhouse/internal/store"
 )
@@ -46,9 +47,12 @@ type Break struct {
 	Have json.RawMessage `json:"have,omitempty"` // and in this one
 }
 
-// turn is a call in the forest.
+// turn is a call in the forest. One that has several answers (n) is there once for each,
+// since the conversation may go on from any of them.
 type turn struct {
 	call     store.Call // less the bytes of bodies and the tokens
+	sample   int        // which of its answers it is, from 0
+	answers  int        // how many there are; 0 if they could not be read
 	parent   int        // none is a root
 	split    *Break     // nil if it goes on from its parent, or is the first
 	tokens   int        // its entry in the tree of tokens, or none
@@ -105,14 +109,20 @@ func (f *forest) add(c store.Call) error {
 		return fmt.Errorf("the answer of call %q: %w", c.ID, err)
 	}
 	talk, readErr := f.reader.read(c.API, request, answer)
-	f.insert(c, talk, readErr)
+	f.insert(c, talk, 0, readErr)
+	for sample := 1; sample < len(talk.answers); sample++ {
+		f.insert(c, talk, sample, nil)
+	}
 	return nil
 }
 
-// insert takes in a call that was read, or could not be.
-func (f *forest) insert(c store.Call, talk conversation, readErr error) {
+// insert takes in a call that was read, with one of its answers, or that could not be.
+func (f *forest) insert(c store.Call, talk conversation, sample int, readErr error) {
 	prompt, output := c.Result.PromptIDs, c.Result.OutputIDs
-	t := turn{call: c, parent: none, tokens: none, messages: none, logprobs: c.Result.Logprobs, response: talk.id}
+	t := turn{
+		call: c, sample: sample, answers: len(talk.answers), parent: none, tokens: none, messages: none,
+		logprobs: c.Result.Logprobs, response: talk.id,
+	}
 	light := *c.Result // what is kept does not hold the tokens a second time
 	light.PromptIDs, light.OutputIDs, light.Logprobs = nil, nil, nil
 	light.Raw, light.Response = store.Body{}, store.Body{}
@@ -126,7 +136,7 @@ func (f *forest) insert(c store.Call, talk conversation, readErr error) {
 	var words, bare, said, saidBare []hash
 	if readErr == nil {
 		words, bare = f.sequence(talk)
-		for _, m := range talk.answer {
+		for _, m := range talk.answers[sample] {
 			f.keep(m)
 			said, saidBare = append(said, m.id), append(saidBare, m.bare)
 		}
@@ -339,5 +349,5 @@ func (f *forest) excerpt(words []hash, at int) json.RawMessage {
 		return nil
 	}
 	text := f.contents[words[at]]
-	return encode(string(text[:min(len(text), most)]))
+	return encode(strings.ToValidUTF8(string(text[:min(len(text), most)]), "")) // less half a letter
 }

@@ -168,6 +168,26 @@ func TestOnlyWholeTurnsAreGoneOnFrom(t *testing.T) {
 	}
 }
 
+// several is a turn with an answer for each text, of which there are several (n).
+func several(id, messages string, answers ...string) store.Call {
+	var choices []string
+	for i, answer := range answers {
+		choices = append(choices, fmt.Sprintf(`{"index":%d,"message":%s}`, i, chatMessages("assistant:"+answer)))
+	}
+	return turnOf("chat", id, fmt.Sprintf(`{"n":%d,"messages":[%s]}`, len(answers), chatMessages(messages)), `{"choices":[`+strings.Join(choices, ",")+`]}`)
+}
+
+// J2, A.11: of several answers in one the conversation goes on from whichever the client took.
+func TestAConversationGoesOnFromAnyOfSeveralAnswers(t *testing.T) {
+	f := forestOf(t, several("1", "user:a", "x", "y", "z"), chat("2", "user:a|assistant:y|user:c", "d"), chat("3", "user:a|assistant:other|user:c", "e"))
+	if got, want := shape(f), "1, 1 retry(1 message 2), 1 retry(1 message 2), 2<1, 3 divergence(1 message 2)"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if f.turns[f.turns[3].parent].sample != 1 {
+		t.Errorf("it goes on from answer %d", f.turns[f.turns[3].parent].sample)
+	}
+}
+
 // J2: Anthropic and Responses conversations join as the clients send them back.
 func TestEveryAPIJoins(t *testing.T) {
 	anthropic := []store.Call{
@@ -264,6 +284,18 @@ func TestMessagesThatMeanTheSame(t *testing.T) {
 	for _, pair := range different {
 		if id(pair[0]) == id(pair[1]) {
 			t.Errorf("they are the same:\n%s\n%s", pair[0], pair[1])
+		}
+	}
+}
+
+// J4: what differs is shown from its beginning, in whole letters.
+func TestWhatDiffersIsShownInWholeLetters(t *testing.T) {
+	long := strings.Repeat("ü", 300)
+	f := forestOf(t, chat("1", "user:a", "b"), chat("2", "user:"+long, "d"), chat("3", "user:x"+long, "d"))
+	for _, turn := range f.turns[1:] {
+		var have string
+		if err := json.Unmarshal(turn.split.Have, &have); err != nil || strings.ContainsRune(have, '\uFFFD') || !strings.HasSuffix(have, "üü") {
+			t.Errorf("it is shown as %s, %v", turn.split.Have, err)
 		}
 	}
 }

@@ -75,10 +75,10 @@ type conversation struct {
 	head     hash      // of system messages and tools
 	system   []message // before the first other one
 	tools    json.RawMessage
-	prompt   []message // after the system messages
-	answer   []message
-	previous string // the id of the response that the prompt goes on from, or ""
-	id       string // of the answer, for the next one's previous
+	prompt   []message   // after the system messages
+	answers  [][]message // one, unless several were asked for
+	previous string      // the id of the response that the prompt goes on from, or ""
+	id       string      // of the answer, for the next one's previous
 }
 
 // reader reads conversations. It remembers messages, since each turn of a session
@@ -168,8 +168,13 @@ func (r *reader) chat(request, answer []byte) (c conversation, err error) {
 	if c.tools = present(q.Tools); c.tools == nil {
 		c.tools = tools(q.Functions)
 	}
-	if c.prompt, err = r.each("chat", q.Messages, chatMessage); err == nil {
-		c.answer, err = r.each("chat", []json.RawMessage{a.Choices[0].Message}, chatMessage)
+	c.prompt, err = r.each("chat", q.Messages, chatMessage)
+	for _, choice := range a.Choices {
+		var answer []message
+		if err == nil {
+			answer, err = r.each("chat", []json.RawMessage{choice.Message}, chatMessage)
+		}
+		c.answers = append(c.answers, answer)
 	}
 	return c, err
 }
@@ -241,12 +246,14 @@ func (r *reader) anthropic(request, answer []byte) (c conversation, err error) {
 		c.system = append(c.system, m)
 	}
 	c.tools = tools(q.Tools)
-	if c.prompt, err = r.each("messages", q.Messages, anthropicMessage); err == nil {
-		c.answer, err = r.each("messages", []json.RawMessage{answer}, anthropicMessage)
+	if c.prompt, err = r.each("messages", q.Messages, anthropicMessage); err != nil {
+		return c, err
 	}
-	if err == nil && len(c.answer) == 0 {
+	said, err := r.each("messages", []json.RawMessage{answer}, anthropicMessage)
+	if err == nil && len(said) == 0 {
 		err = errors.New("the answer is empty")
 	}
+	c.answers = [][]message{said}
 	return c, err
 }
 
@@ -475,9 +482,11 @@ func (r *reader) responses(request, answer []byte) (c conversation, err error) {
 	}
 	// What the model says in one go is several items there and one message elsewhere.
 	turns := goes(input)
-	if c.prompt, err = r.each("responses", turns, responsesItems); err == nil {
-		c.answer, err = r.each("responses", goes(a.Output), responsesItems)
+	if c.prompt, err = r.each("responses", turns, responsesItems); err != nil {
+		return c, err
 	}
+	said, err := r.each("responses", goes(a.Output), responsesItems)
+	c.answers = [][]message{said}
 	return c, err
 }
 
