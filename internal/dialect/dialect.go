@@ -15,7 +15,8 @@
 //	call := request.Forward(profile, tokens)
 //	// send call.Body
 //
-// A streamed answer, that is one whose Content-Type is text/event-stream:
+// A streamed answer, that is one whose Content-Type is text/event-stream, or which has none
+// where a stream was asked for:
 //
 //	s := call.Stream(dialect.Options{})
 //	for each piece that was read {

@@ -34,7 +34,7 @@ type Request struct {
 	// Model is what the client asks for, "" if it does not say.
 	Model string
 	// Stream tells that the client wants an event stream. What the upstream answers
-	// is told by its Content-Type alone (A.9).
+	// is told by its Content-Type (A.9), and only if it has none by this.
 	Stream bool
 	// Session is the session that the body names, "" if it names none. The caller
 	// checks whether it can be a session's name.

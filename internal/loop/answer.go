@@ -27,8 +27,9 @@ type answerReader interface {
 	ended() bool
 }
 
-// ask has the upstream answer a body, and reads the answer, which is a stream or not. What
-// comes of it when ctx ends is the cause of that.
+// ask has the upstream answer a body, which asks for a stream, and reads the answer, which
+// is one if it does not say something else. What comes of it when ctx ends is the cause of
+// that.
 func (r *Run) ask(ctx context.Context, api dialect.API, path string, body []byte, to answerReader) error {
 	answer, err := r.call(ctx, api, path, body)
 	if err != nil {
@@ -36,7 +37,7 @@ func (r *Run) ask(ctx context.Context, api dialect.API, path string, body []byte
 	}
 	defer answer.Close()
 	read := readWhole
-	if media, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")); media == "text/event-stream" {
+	if media, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")); media == "text/event-stream" || media == "" {
 		read = readStream
 	}
 	switch err = read(answer, to); {

@@ -33,7 +33,6 @@ type ending struct {
 // receive passes on the answer.
 func (t *turn) receive(resp *http.Response, w *watch) ending {
 	h := answerHeader(resp.Header)
-	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	encoding := encodingOf(resp.Header)
 	switch {
 	case resp.StatusCode < 200 || resp.StatusCode > 299:
@@ -42,10 +41,17 @@ func (t *turn) receive(resp *http.Response, w *watch) ending {
 		return t.unreadable(resp, h, fmt.Sprintf("the upstream's answer is encoded (%s) although that was not asked for", encoding))
 	case encoding != "":
 		return t.relay(resp, h, w, store.Unparsed, "the answer is encoded: "+encoding)
-	case media == "text/event-stream":
+	case isStream(resp.Header, t.call.Request):
 		return t.receiveStream(resp, h, w)
 	}
 	return t.receiveWhole(resp, h, w)
+}
+
+// isStream reports whether an answer is an event stream. Where its header does not say what
+// it is, it is what was asked for, for as such clients read it.
+func isStream(h http.Header, asked *dialect.Request) bool {
+	media, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
+	return media == "text/event-stream" || media == "" && asked != nil && asked.Stream
 }
 
 // encodingOf returns how an answer is encoded, "" if it is not.

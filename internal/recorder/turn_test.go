@@ -135,6 +135,56 @@ func TestStreamHasNoLength(t *testing.T) {
 	}
 }
 
+// C4, C5, A.9, A.16 rows 2 and 21: an answer that does not say what it is, and for which a
+// stream was asked, is one, as clients read it: it flows, is held at its end, and ends with an
+// error in the middle if it has none.
+func TestStreamThatDoesNotSaySo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	seen := make(chan bool)
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		flow := func(s string) {
+			io.WriteString(rw, s)
+			_ = http.NewResponseController(rw).Flush()
+		}
+		rw.Header()["Content-Type"] = nil
+		flow(chunkHello)
+		select {
+		case <-seen:
+		case <-r.Context().Done(): // of a test that has failed
+		}
+		flow(chunkFinish)
+		if r.URL.RawQuery != "cut" {
+			flow(chunkDone)
+		}
+	})
+	for session, query := range map[string]string{"whole": "", "cut": "?cut"} {
+		r := w.open("/v1/chat/completions"+query, strings.Replace(chatStream, `"s1"`, `"`+session+`"`, 1))
+		r.until(chunkHello)
+		seen <- true
+		body, err := r.rest()
+		body = strings.ReplaceAll(body, ": keepalive\n", "")
+		if kind, ok := r.resp.Header["Content-Type"]; ok {
+			t.Errorf("%s: the answer says that it is %q", session, kind)
+		}
+		switch result := w.one(session).Result; {
+		case query == "":
+			if err != nil || body != chunkHello+chunkFinish+chunkDone || result.Outcome != store.Complete || !strings.Contains(text(t, result.Response), `"Hello"`) {
+				t.Errorf("%s: got %q, %v, stored %+v", session, body, err, result)
+			}
+		case err == nil || strings.Contains(body, "finish_reason") || !strings.Contains(body, `"object":"error"`) || result.Outcome != store.UpstreamCut:
+			t.Errorf("%s: got %q, %v, stored %+v", session, body, err, result)
+		}
+	}
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header()["Content-Type"] = nil
+		io.WriteString(rw, chatAnswer)
+	})
+	if g := w.post("/v1/chat/completions", chatAsk); g.status != 200 || g.body != chatAnswer {
+		t.Errorf("no stream was asked for, and it got %+v", g)
+	}
+}
+
 // C14: the version of the Anthropic API is named only where the client does not.
 func TestVersionOfTheClient(t *testing.T) {
 	w := newWorld(t, nil)

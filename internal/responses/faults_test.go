@@ -211,3 +211,26 @@ func TestPicturesThatAreKept(t *testing.T) {
 	p = shoot(newWorld(t, func(w *world) { w.llm.Upstreams[0].Images = false }))
 	want(t, p[1], "messages.2.content", "[image, image/png, 3 bytes]\n[image, image/png, 3 bytes]", "messages.3", nil)
 }
+
+// A.9: an answer of the model that does not say what it is, is the stream that was asked for,
+// be it recorded or not.
+func TestStreamOfTheModelThatDoesNotSaySo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	answer := func(rw http.ResponseWriter, r *http.Request) { says("hi")(undeclared{rw}, r) }
+	w.answers(answer, answer)
+	for _, policy := range []string{"observe", "off"} {
+		g := w.post(`{"model":"m","input":"x"}`, "X-Session-Id", "s", "X-Roundhouse-Record", policy)
+		want(t, g.object(t), "status", "completed", "output.0.content.0.text", "hi")
+	}
+}
+
+// undeclared writes an answer without its Content-Type.
+type undeclared struct{ http.ResponseWriter }
+
+func (u undeclared) Write(p []byte) (int, error) {
+	u.Header()["Content-Type"] = nil
+	return u.ResponseWriter.Write(p)
+}
+
+func (u undeclared) Unwrap() http.ResponseWriter { return u.ResponseWriter }
