@@ -126,7 +126,21 @@ func (a *api) export(ctx context.Context, query url.Values, rewards []byte, w, n
 	if !errors.Is(err, io.EOF) {
 		return brokenOff(err, rows, last)
 	}
-	return tellSkipped(note, res.Trailer.Get("X-Roundhouse-Skipped"))
+	skipped := res.Trailer.Get("X-Roundhouse-Skipped")
+	if rows == 0 && (skipped == "" || skipped == "{}") && !query.Has("after") {
+		return tellNone(note, query)
+	}
+	return tellSkipped(note, skipped)
+}
+
+// tellNone says that there are no rows, which a file does not.
+func tellNone(w io.Writer, query url.Values) error {
+	hint := "'roundhouse traces ls' lists what is recorded"
+	if query.Get("format") == "tokens" && !query.Has("delivered") {
+		hint = "only calls that their client got in full are taken, unless --delivered says otherwise"
+	}
+	_, err := fmt.Fprintf(w, "roundhouse: there are no such rows; %s\n", hint)
+	return err
 }
 
 // brokenOff says how to go on with an export.
@@ -145,8 +159,9 @@ func tellSkipped(w io.Writer, trailer string) error {
 		return nil // a proxy may drop it
 	}
 	why := map[string]string{
-		"no_token_ids": `without token ids, which the policy "train" asks an engine for that gives them`,
-		"unreadable":   "with a request or an answer that is not of its API",
+		"no_token_ids":    `without token ids, which the policy "train" asks an engine for that gives them`,
+		"several_answers": "with several answers in one (n), of which there are no token rows",
+		"unreadable":      "with a request or an answer that is not of its API",
 	}
 	var lines []string
 	for reason, n := range skipped {
