@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -439,13 +440,14 @@ func (b *binding) ListChanged(_ *pool.Attachment, l mux.List) {
 
 // Lost implements pool.Listener.
 func (b *binding) Lost(a *pool.Attachment, why *fault.Error) {
-	b.noteLoss(a, why)
+	b.noteLoss(a, fmt.Sprintf("has ended (%s)", why.Message))
 	b.forget(a)
 }
 
-// Renewed implements pool.Listener. What the new connection is told may have to wait
-// for its turn there.
+// Renewed implements pool.Listener. An instance is renewed by hand only. What the new
+// connection is told may have to wait for its turn there.
 func (b *binding) Renewed(a *pool.Attachment) {
+	b.noteLoss(a, "was restarted")
 	b.mu.Lock()
 	peers := slices.Collect(maps.Values(b.peers))
 	b.mu.Unlock()

@@ -51,8 +51,9 @@ type call struct {
 	leave func()        // ends what is done for the call elsewhere, such as waiting for a connection; nil if that is nothing
 	taken *withdrawal   // the client has taken it back before it was at a connection; or nil
 
-	notice  string // to be said with the result, or ""
-	restart string // the same, of what the session has lost with a restart
+	notice  string   // to be said with the result, or ""
+	from    *binding // whose notice it is
+	restart string   // the same, of what the session has lost with a restart
 }
 
 // withdrawal is a client's notifications/cancelled, and where its requestId is.
@@ -90,7 +91,7 @@ func (k *call) Note(p mux.Pieces) {
 // Done implements mux.Outlet: the request has ended.
 func (k *call) Done(p mux.Pieces) {
 	k.mu.Lock()
-	again, on, leave, notice, restart := k.done, k.on, k.leave, k.notice, k.restart
+	again, on, leave, notice, from, restart := k.done, k.on, k.leave, k.notice, k.from, k.restart
 	k.done = true
 	k.mu.Unlock()
 	if again {
@@ -106,7 +107,10 @@ func (k *call) Done(p mux.Pieces) {
 		on(isResult(p))
 	}
 	if notice != "" {
-		p, _ = withNotice(p, notice)
+		var told bool
+		if p, told = withNotice(p, notice); !told {
+			from.keepLoss(notice)
+		}
 	}
 	if restart != "" {
 		var told bool
@@ -412,7 +416,7 @@ func (s *Session) send(k *call, b *binding, f wire.Frame, r wire.Routing, again 
 			return err
 		}
 		if f.Method == wire.ToolsCall {
-			k.mention(b.use(att), s.takeNotice()) // before it is sent, for the answer may end the session (N5)
+			k.mention(b, b.use(att), s.takeNotice()) // before it is sent, for the answer may end the session (N5)
 		}
 		mc, err := p.cross(att, k, f, r)
 		if mc != nil {

@@ -128,12 +128,12 @@ func errUndeclared(method string) error {
 	return &wire.ParseFailure{Code: wire.MethodNotFound, Message: "the server does not declare " + method}
 }
 
-// noteLoss is noteLossLocked for an instance that has ended by itself.
-func (b *binding) noteLoss(att *pool.Attachment, why *fault.Error) {
+// noteLoss is noteLossLocked for the instance that calls go to.
+func (b *binding) noteLoss(att *pool.Attachment, fate string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.att == att {
-		b.noteLossLocked(att, fmt.Sprintf("has ended (%s)", why.Message))
+		b.noteLossLocked(att, fate)
 	}
 }
 
@@ -146,15 +146,22 @@ func (b *binding) noteLossLocked(att *pool.Attachment, fate string) {
 	}
 }
 
-// mention has it said with the call's result what was lost, of the server's instance and
+// keepLoss has the next result say what this one could not.
+func (b *binding) keepLoss(loss string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.loss = cmp.Or(b.loss, loss)
+}
+
+// mention has it said with the call's result what was lost, of the binding's instance and
 // with a restart.
-func (k *call) mention(loss, restart string) {
+func (k *call) mention(b *binding, loss, restart string) {
 	if loss == "" && restart == "" {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.notice, k.restart = cmp.Or(loss, k.notice), cmp.Or(restart, k.restart)
+	k.notice, k.from, k.restart = cmp.Or(loss, k.notice), b, cmp.Or(restart, k.restart)
 }
 
 // withNotice puts a text before the content of a tool's result. What is no such result

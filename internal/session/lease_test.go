@@ -196,6 +196,74 @@ func TestASessionThatLostItsInstanceGetsAnotherAndIsTold(t *testing.T) {
 	})
 }
 
+// N6: the loss of an instance is said with the first result of a tool that can say it: an
+// error cannot, nor can an answer that nobody wants any more.
+func TestALossIsSaidWithTheFirstResult(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		w.on = func(l *link, f wire.Frame) bool {
+			switch {
+			case f.Method != wire.ToolsCall:
+				return false
+			case strings.Contains(string(f.Params()), `"no"`):
+				l.wg.Go(func() { l.say(wire.ErrorReply(f.ID(), wire.ErrorObject(wire.InvalidParams, "no"))) })
+			case !strings.Contains(string(f.Params()), `"never"`):
+				l.wg.Go(func() { l.say(wire.Result(f.ID(), []byte(fine))) })
+			}
+			return true
+		}
+		a := w.client("browser", "a")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		w.link("browser").Abort(errors.New("signal: killed"))
+		synctest.Wait()
+		if answer := a.do(2, wire.ToolsCall, `{"name":"echo","no":1}`); !strings.Contains(answer, `"error"`) {
+			t.Error(answer)
+		}
+		x := newTray()
+		a.Session().Do(a, frame(3, wire.ToolsCall, `{"name":"echo","never":1}`), x)
+		cancel, err := wire.Parse(wire.NewNotification(wire.Cancelled, []byte(`{"requestId":3}`)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Session().Do(a, cancel, x)
+		<-x.done
+		if answer := a.do(4, wire.ToolsCall, echo); !strings.Contains(answer, "the instance of browser that this session used has ended") {
+			t.Error(answer)
+		}
+		if answer := a.do(5, wire.ToolsCall, echo); strings.Contains(answer, "roundhouse") {
+			t.Error(answer)
+		}
+	})
+}
+
+// N6, R6: a session whose instance somebody has restarted is told so, once.
+func TestASessionWhoseInstanceWasRestartedIsTold(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1), server("files")}, func(w *world) {
+		w.on = func(l *link, f wire.Frame) bool {
+			if f.Method == wire.ToolsCall {
+				l.wg.Go(func() { l.say(wire.Result(f.ID(), []byte(fine))) })
+			}
+			return f.Method == wire.ToolsCall
+		}
+		a, shared := w.client("browser", "a"), w.client("files", "a")
+		w.works(a.do(1, wire.ToolsCall, echo))
+		w.works(shared.do(1, wire.ToolsCall, echo))
+		for _, name := range []string{"browser", "files"} {
+			if done := w.pool.Restart(w.Context(), name); len(done) != 1 || !done[0].OK {
+				t.Fatalf("%+v", done)
+			}
+		}
+		synctest.Wait()
+		if answer := a.do(2, wire.ToolsCall, echo); !strings.Contains(answer, "the instance of browser that this session used was restarted; this result is from a new one") {
+			t.Error(answer)
+		}
+		for _, answer := range []string{a.do(3, wire.ToolsCall, echo), shared.do(2, wire.ToolsCall, echo)} {
+			if strings.Contains(answer, "roundhouse") {
+				t.Error(answer)
+			}
+		}
+	})
+}
+
 // I2: an instance can be given back before the session ends.
 func TestALeaseCanBeReleased(t *testing.T) {
 	inWorld(t, usual, []*config.Server{exclusive("browser", 1), server("files")}, func(w *world) {

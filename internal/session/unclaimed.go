@@ -1,7 +1,6 @@
 package session
 
 import (
-	"cmp"
 	"fmt"
 
 	"roundhouse/internal/config"
@@ -61,17 +60,15 @@ func (m *Manager) makeRoom(principal string, server *config.Server) {
 	release := victim.sleepLocked()
 	victim.armLocked(victim.lastActivity)
 	m.mu.Unlock()
-	b.mu.Lock()
-	b.loss = cmp.Or(b.loss, fmt.Sprintf("roundhouse: the instance of %s that this session used was given to another call, which needed one, before this session was named; "+
+	b.keepLoss(fmt.Sprintf("roundhouse: the instance of %s that this session used was given to another call, which needed one, before this session was named; "+
 		"this result is from a new one, which knows nothing of what was done before: begin anew there", b.name))
-	b.mu.Unlock()
 	m.spawn(release)
 }
 
 // boundLocked returns the session's binding to a server, if it has one, or nil.
 func (s *Session) boundLocked(server string) *binding {
 	for _, b := range s.order {
-		if b.name == server {
+		if b.name == server && !b.unbound {
 			return b
 		}
 	}
