@@ -38,6 +38,8 @@ type binding struct {
 	era          era.Era                             // of the clients
 	only         bool                                // the server must speak it
 
+	unbound bool // clients do not find it any more; guarded by the manager's mutex
+
 	mu       sync.Mutex
 	server   *config.Server // as the next acquire wants it; nil if it is not to be used any more
 	att      *pool.Attachment

@@ -236,6 +236,51 @@ func TestAReplacedConnectionIsCleanedUpForItself(t *testing.T) {
 	}
 }
 
+// N4, N5, K7: so has one that clients would not find any more, since the sharing of its server
+// is another: nothing of it outlives the session, or a lease that is taken away.
+func TestAConnectionOfAnotherSharingIsCleanedUp(t *testing.T) {
+	for name, end := range map[string]func(w *world){
+		"its calls end":  func(*world) { time.Sleep(20 * time.Second) },
+		"end":            func(w *world) { w.works(w.ended("a")) },
+		"released lease": func(w *world) { w.works(fmt.Sprintf(`%v"result"`, w.m.ReleaseLease("local", false, "a", "browser"))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := exclusive("browser", 1)
+			s.Cleanup.Tool = "close"
+			inWorld(t, usual, []*config.Server{s}, func(w *world) {
+				sent := w.cleaners("x", fine)
+				c := w.client("browser", "a")
+				w.call(c, 10_000)
+				synctest.Wait()
+				w.expectLeases("a=browser#1")
+				changed := *s
+				changed.Sharing = config.Shared
+				w.configure(&changed)
+				w.works(c.do(1, wire.ToolsCall, echo))
+				w.expectLeases("a=browser#1")
+				end(w)
+				synctest.Wait()
+				w.expectLeases()
+				if n := sent(); n != 1 {
+					t.Errorf("%d clean-ups were sent", n)
+				}
+				if got := w.m.Stats().Cleanups; got[CleanupOK] != 1 {
+					t.Errorf("%v", got)
+				}
+				if i := w.instances.Snapshot("", true); len(i) > 0 {
+					t.Errorf("there is still %+v", i)
+				}
+				time.Sleep(time.Second)
+				w.m.mu.Lock()
+				defer w.m.mu.Unlock()
+				if order := c.session.order; len(order) != len(c.session.bindings) {
+					t.Errorf("the session keeps %d bindings of %d", len(order), len(c.session.bindings))
+				}
+			})
+		})
+	}
+}
+
 // N4, N5: the end of a session waits for the clean-up of a connection that a new configuration
 // has replaced, before it gives that back.
 func TestTheEndWaitsForTheCleanupOfAReplacedConnection(t *testing.T) {

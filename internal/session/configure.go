@@ -95,7 +95,7 @@ func (m *Manager) Configure(s Settings) {
 		x.armLocked(x.lastActivity)
 		unbound = append(unbound, x.unbindLocked(before, now)...)
 		for _, b := range x.order {
-			if x.injectedLocked(b.name) == nil {
+			if x.injectedLocked(b.name) == nil && !b.unbound {
 				bindings = append(bindings, b)
 			}
 		}
@@ -111,6 +111,7 @@ func (m *Manager) Configure(s Settings) {
 	var old []outdated
 	for _, b := range unbound {
 		old = append(old, b.configure(nil)...)
+		b.discard()
 	}
 	for _, b := range bindings {
 		old = append(old, b.configure(now.usable(b.name))...)
@@ -140,18 +141,32 @@ func sameTools(before, now *settings, principal string) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// unbindLocked takes off the session those bindings that its clients would not find any
-// more, and returns them.
+// unbindLocked returns the bindings that the session's clients do not find any more. They
+// stay the session's until discard.
 func (s *Session) unbindLocked(before, now *settings) (unbound []*binding) {
 	for k, b := range s.bindings {
 		was, is := before.byName[b.name], now.byName[b.name]
 		if s.injectedLocked(b.name) == nil && was != nil && is != nil && rebound(was, is) {
 			delete(s.bindings, k)
-			s.order = slices.DeleteFunc(slices.Clone(s.order), func(x *binding) bool { return x == b })
+			b.unbound = true
 			unbound = append(unbound, b)
 		}
 	}
 	return unbound
+}
+
+// discard takes a binding that clients do not find any more off its session, unless it has
+// something to give back.
+func (b *binding) discard() {
+	if len(b.attachments()) > 0 {
+		return
+	}
+	s := b.s
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	if b.unbound {
+		s.order = slices.DeleteFunc(slices.Clone(s.order), func(x *binding) bool { return x == b })
+	}
 }
 
 // changedViews compares all servers, by name, and under "" what the aggregate shows.
@@ -228,6 +243,7 @@ func (m *Manager) retire(old []outdated, within time.Duration) {
 			done := late || !x.att.Busy()
 			if done {
 				x.b.retire(x.att)
+				x.b.discard()
 			}
 			return done
 		})

@@ -385,6 +385,25 @@ func TestAnotherSharing(t *testing.T) {
 	})
 }
 
+// K7: nothing stays of a binding that clients would not find any more, and that has nothing to
+// give back.
+func TestABindingOfASleepingSessionIsForgotten(t *testing.T) {
+	own := server("a")
+	own.Sharing = config.Session
+	inWorld(t, usual, []*config.Server{own}, func(w *world) {
+		c := w.client("a", "a")
+		w.works(c.do(1, wire.ToolsCall, echo))
+		time.Sleep(11 * time.Minute)
+		w.configure(server("a"))
+		synctest.Wait()
+		w.m.mu.Lock()
+		defer w.m.mu.Unlock()
+		if order := c.session.order; len(order) > 0 {
+			t.Errorf("the session has %d bindings", len(order))
+		}
+	})
+}
+
 // M3, M6: a binding that clients would not find any more is given up: they declare
 // something else to the server now.
 func TestABindingThatNobodyFindsIsGivenUp(t *testing.T) {
