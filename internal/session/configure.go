@@ -67,8 +67,11 @@ func sameFilter(a, b *config.Server) bool {
 }
 
 // rebound reports whether a new configuration gives clients other bindings than before:
-// which of them share one depends on it.
+// which of them share one depends on it, unless they have one lease.
 func rebound(before, after *config.Server) bool {
+	if before.Sharing == config.Exclusive && after.Sharing == config.Exclusive {
+		return false
+	}
 	return before.Sharing != after.Sharing || before.Interactive != after.Interactive || !slices.Equal(before.ForwardHeaders, after.ForwardHeaders)
 }
 

@@ -346,6 +346,15 @@ func TestAChangedConfigurationReplacesTheInstance(t *testing.T) {
 // N6, I1: a session whose instance another configuration has taken away is told so with the
 // first result of the new one, once; a call that still ends at the old one says nothing.
 func TestASessionWhoseInstanceTheConfigurationReplacedIsTold(t *testing.T) {
+	for name, change := range map[string]func(s *config.Server){
+		"arguments":   func(s *config.Server) { s.Args = []string{"--new"} },
+		"interactive": func(s *config.Server) { s.Interactive = config.Refuse },
+	} {
+		t.Run(name, func(t *testing.T) { testReplaced(t, change) })
+	}
+}
+
+func testReplaced(t *testing.T, change func(s *config.Server)) {
 	old := exclusive("browser", 1)
 	inWorld(t, usual, []*config.Server{old}, func(w *world) {
 		w.on = func(l *link, f wire.Frame) bool {
@@ -364,7 +373,7 @@ func TestASessionWhoseInstanceTheConfigurationReplacedIsTold(t *testing.T) {
 		a.Session().Do(a, frame(1, wire.ToolsCall, `{"name":"echo","slow":1}`), slow)
 		synctest.Wait()
 		changed := *old
-		changed.Args = []string{"--new"}
+		change(&changed)
 		w.configure(&changed)
 		answer := a.do(2, wire.ToolsCall, echo)
 		if !strings.Contains(answer, "the instance of browser that this session used was given back, since the configuration of the server has changed; this result is from a new one") {
