@@ -75,6 +75,7 @@ PATH is the one of now. --uninstall removes these files.`,
 				fmt.Fprintf(cmd.ErrOrStderr(), "roundhouse: %s\n", p)
 			}
 			collectLater()
+			leaveProcessors(cfg)
 			if install {
 				s, err := newService(o, cfg, changed(cmd, "log-level", "log-format"))
 				if err != nil {
