@@ -9,8 +9,10 @@ import (
 	"roundhouse/internal/wire"
 )
 
-// perToken has the members of chunks and choices that engines send piece by piece.
-var perToken = map[string]bool{"token_ids": true, "output_ids": true, "output_token_logprobs": true}
+// perToken reports whether engines send a member of a chunk or a choice piece by piece.
+func perToken(key string) bool {
+	return key == "token_ids" || key == "output_ids" || key == "output_token_logprobs"
+}
 
 // completion is what chunks are no longer when they are put together. It does not change.
 var completion = newText("chat.completion")
@@ -58,7 +60,7 @@ func (a *chatAnswer) add(event string, chunk *node) eventKind {
 			a.root.setFirst("object", completion)
 		case m.key == "id" || m.key == "model" || m.key == "created":
 			a.root.setFirst(m.key, m.value)
-		case perToken[m.key]:
+		case perToken(m.key):
 			a.fits(a.root.mergeMember(m.key, m.value))
 		default:
 			a.root.setLast(m.key, m.value)
@@ -84,7 +86,7 @@ func (a *chatAnswer) addChoice(position int64, piece *node) (ended bool) {
 			if ended || c.node.get(m.key) == nil {
 				c.node.set(m.key, m.value)
 			}
-		case m.key == "logprobs" || perToken[m.key]:
+		case m.key == "logprobs" || perToken(m.key):
 			a.fits(c.node.mergeMember(m.key, m.value))
 		default:
 			c.node.setLast(m.key, m.value)

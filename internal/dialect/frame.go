@@ -10,8 +10,9 @@ import (
 type frame struct {
 	raw   []byte
 	event string
-	data  []byte // the lines of data, joined by LF
-	lines []line // those lines
+	data  []byte  // the lines of data, joined by LF
+	lines []line  // those lines
+	one   [1]line // room for them, mostly
 }
 
 type line struct {
@@ -25,6 +26,7 @@ var mark = []byte("\xef\xbb\xbf")
 // stream begins with it, where a byte order mark may stand.
 func parseFrame(raw []byte, first bool) *frame {
 	f := &frame{raw: raw}
+	f.lines = f.one[:0]
 	at := 0
 	if first && bytes.HasPrefix(raw, mark) {
 		at = len(mark)

@@ -115,7 +115,7 @@ func (a *message) delta(event *node) {
 		}
 	}
 	for _, m := range event.all() {
-		if perToken[m.key] {
+		if perToken(m.key) {
 			a.fits(a.root.mergeMember(m.key, m.value))
 		}
 	}
@@ -143,7 +143,7 @@ func (a *message) messageDelta(event *node) eventKind {
 				a.root.get("usage").setLast(u.key, u.value)
 			}
 		default:
-			if perToken[m.key] {
+			if perToken(m.key) {
 				a.fits(a.root.mergeMember(m.key, m.value))
 			} else {
 				a.root.setLast(m.key, m.value)

@@ -14,8 +14,8 @@ import (
 type node struct {
 	form    form
 	raw     []byte
-	members []member // of an object
-	elems   []*node  // of an array
+	members []member // of an object; in wholeForm what raw has, nil if that is not known
+	elems   []*node  // of an array; in wholeForm likewise
 }
 
 type member struct {
@@ -72,7 +72,7 @@ func (n *node) open() bool {
 	if n.kind() != '{' {
 		return false
 	}
-	if n.form == wholeForm {
+	if n.form == wholeForm && n.members == nil {
 		var few [12]wire.Member // most objects have no more, and are then made in two pieces
 		found := few[:0]
 		for m, err := range wire.Members(n.raw) {
@@ -86,8 +86,8 @@ func (n *node) open() bool {
 			values[i].raw = m.Value.Of(n.raw)
 			n.members[i] = member{m.Key, &values[i]}
 		}
-		n.form, n.raw = objectForm, nil
 	}
+	n.form, n.raw = objectForm, nil
 	return true
 }
 
@@ -141,7 +141,7 @@ func (n *node) items() []*node {
 	if n.kind() != '[' {
 		return nil
 	}
-	if n.form != arrayForm {
+	if n.form != arrayForm && n.elems == nil {
 		raw := n.raw
 		if n.form == listForm {
 			raw = slices.Concat([]byte("["), raw, []byte("]"))
@@ -151,8 +151,8 @@ func (n *node) items() []*node {
 				n.elems = append(n.elems, parse(span.Of(raw)))
 			}
 		}
-		n.form, n.raw = arrayForm, nil
 	}
+	n.form, n.raw = arrayForm, nil
 	return n.elems
 }
 
@@ -205,7 +205,7 @@ func (n *node) growList(by *node) {
 		return
 	}
 	if n.form == wholeForm {
-		n.form, n.raw = listForm, slices.Clone(n.inner())
+		n.form, n.raw, n.elems = listForm, slices.Clone(n.inner()), nil
 	}
 	more := by.inner()
 	if whollySpace(more) {
@@ -258,8 +258,14 @@ func (n *node) integer() (int64, bool) {
 	return i, err == nil
 }
 
-// once has the strings that deltas repeat rather than continue.
-var once = map[string]bool{"role": true, "type": true, "id": true, "name": true, "format": true, "object": true}
+// once reports whether deltas repeat a string rather than continue it.
+func once(key string) bool {
+	switch key {
+	case "role", "type", "id", "name", "format", "object":
+		return true
+	}
+	return false
+}
 
 // merge puts a delta into an object: texts are continued, arrays extended, objects
 // merged, and anything else is replaced. null is nothing. It reports whether all of it
@@ -284,7 +290,7 @@ func (n *node) mergeMember(key string, value *node) bool {
 	case isNullNode(had):
 		n.set(key, value)
 	case a == '"' && b == '"':
-		if once[key] {
+		if once(key) {
 			n.setFirst(key, value)
 		} else {
 			had.growText(value)
@@ -315,16 +321,12 @@ func scalarKind(k byte) byte {
 // mergeArray extends an array. Elements with an index continue the one of the same
 // index, id and type.
 func (n *node) mergeArray(delta *node) bool {
-	more := delta.items()
-	if len(more) == 0 {
-		return true
-	}
-	if more[0].get("index") == nil {
+	if !delta.indexed() {
 		n.growList(delta)
 		return true
 	}
 	fits := true
-	for _, e := range more {
+	for _, e := range delta.items() {
 		had := n.matching(e)
 		if had == nil {
 			n.elems = append(n.items(), e)
@@ -336,6 +338,22 @@ func (n *node) mergeArray(delta *node) bool {
 		}
 	}
 	return fits
+}
+
+// indexed reports whether the elements of an array have an index, as its first one has.
+// An array that is a text stays one.
+func (n *node) indexed() bool {
+	if n.form != wholeForm {
+		list := n.items()
+		return len(list) > 0 && list[0].get("index") != nil
+	}
+	if !bytes.Contains(n.raw, []byte("index")) && !bytes.Contains(n.raw, []byte(`\u`)) {
+		return false // most have none, and need not be taken apart
+	}
+	for span, err := range wire.Elements(n.raw) {
+		return err == nil && parse(span.Of(n.raw)).get("index") != nil
+	}
+	return false
 }
 
 func (n *node) matching(e *node) *node {

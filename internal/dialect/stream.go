@@ -83,6 +83,7 @@ type Stream struct {
 
 	in     splitter
 	frames int // how many there were
+	parser parser
 	scrub  scrubber
 	queue  []*piece // what waits because its texts may end with an end-of-text string
 	answer answer
@@ -191,10 +192,13 @@ func (s *Stream) event(raw []byte) {
 			// ends well, so behind an error that goes unnoticed it must not see it.
 			p.dropped = s.fault != nil && !s.noticed && !s.opts.Lenient
 		}
-	case data[0] != '{' || wire.Valid(data) != nil:
-		s.malformed(errors.New("an event's data is no JSON object"))
 	default:
-		s.object(p, parse(data))
+		root, err := s.parser.parse(data)
+		if err != nil || root.kind() != '{' {
+			s.malformed(errors.New("an event's data is no JSON object"))
+		} else {
+			s.object(p, root)
+		}
 	}
 	if s.excess != nil {
 		s.malformed(s.excess)
@@ -217,8 +221,10 @@ func isSentinel(data []byte) bool { return string(data) == "[DONE]" }
 
 // object takes an event whose data is an object.
 func (s *Stream) object(p *piece, root *node) {
-	if n, ok := root.get("sequence_number").integer(); ok {
-		s.sequence = n + 1
+	if s.call.api == Responses {
+		if n, ok := root.get("sequence_number").integer(); ok {
+			s.sequence = n + 1
+		}
 	}
 	if isError(root) {
 		s.holding = true

@@ -384,6 +384,19 @@ func TestLongEventsAreRead(t *testing.T) {
 	}
 }
 
+// A.11: the names of an event are its own, however alike those of the event before are
+// spelled.
+func TestNamesAreReadAsTheyAreSpelled(t *testing.T) {
+	event := func(name string) string {
+		return "data: {\"choices\":[{\"index\":0,\"delta\":{}," + name + ":1}]}\n\n"
+	}
+	stream := event(`"x\\u0062"`) + event(`"x\u0062"`) + event(`"xc"`) + event(`"xb"`)
+	got := run(dialect.Opaque(dialect.Chat, nil), dialect.Options{}, stream, 0)
+	if want := `"x\\u0062":1,"xb":1,"xc":1}`; !strings.Contains(string(got.Response), want) {
+		t.Errorf("got %s, want %s in it", got.Response, want)
+	}
+}
+
 // chunks is a stream of many small events.
 func chunks(n int) []byte {
 	var b bytes.Buffer
