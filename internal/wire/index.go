@@ -50,9 +50,9 @@ func (x *indexer) inside(i, depth int) (count, end int, err error) {
 		return 0, i, broken(i, "nested too deeply")
 	}
 	w := walker{t: x.t, at: i, depth: depth}
-	object := x.t[i] == '{'
-	for ok := true; ; count++ {
-		next := w.at
+	for object := x.t[i] == '{'; ; count++ {
+		var ok bool
+		var next int
 		if object {
 			ok = w.name()
 			next = w.at
