@@ -136,7 +136,7 @@ func (t *Tools) agents(choice agentChoice, tasks []string, complaint string, tol
 		if strings.TrimSpace(task) == "" {
 			return nil, badArguments("a task must say what is to be done")
 		}
-		jobs[i] = job{what: clip(task, 100), run: func(ctx context.Context, in *session.Task) outcome {
+		jobs[i] = job{what: clip(task, 100), complaint: complaint, run: func(ctx context.Context, in *session.Task) outcome {
 			a := agent{t: t, in: in, choice: choice, complaint: complaint, told: func(step string) { told(i, clip(step, maxStep)) }}
 			o, r := a.work(ctx, task)
 			done(i, r)

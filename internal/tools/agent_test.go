@@ -229,6 +229,24 @@ func TestATaskThatFails(t *testing.T) {
 	})
 }
 
+// A2, A3: a task for which there is no session fails in the same words as any other.
+func TestATaskWithoutASession(t *testing.T) {
+	withModel(t, goes, func(w *world) {
+		c := w.client("local", "roundhouse", "")
+		for range 99 {
+			w.client("local", "files", "").StreamOpened() // so that none makes room
+		}
+		r := w.tool(c, nil, "run_task", taskOf("say x", `,"session_id":"another"`))
+		if !r.Result.IsError || !strings.HasPrefix(r.Result.Content[0].Text, "Error during task execution: all 100 sessions") {
+			t.Error(r.raw)
+		}
+		r = w.tool(c, nil, "run_tasks", `{"tasks":["say x"],"session_id":"another"}`)
+		if len(r.Result.Content) != 2 || !strings.HasPrefix(r.Result.Content[1].Text, "Task failed: all 100 sessions") {
+			t.Error(r.raw)
+		}
+	})
+}
+
 // A2: a task may be limited to one server, and have a model of its own.
 func TestATasksServerAndModel(t *testing.T) {
 	var mu sync.Mutex

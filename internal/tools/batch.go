@@ -65,7 +65,7 @@ func (t *Tools) runBatch(ctx context.Context, c *session.OwnCall) (result, error
 		case call.Arguments[0] != '{':
 			return result{}, badArguments(fmt.Sprintf("calls[%d].arguments must be an object", i))
 		}
-		jobs[i] = job{what: call.Server + " " + call.Tool, run: func(ctx context.Context, task *session.Task) outcome {
+		jobs[i] = job{what: call.Server + " " + call.Tool, complaint: taskFailed, run: func(ctx context.Context, task *session.Task) outcome {
 			b, err := task.Branch(c.Client, call.Server)
 			if err != nil {
 				return failed(message(err))

@@ -248,13 +248,13 @@ func TestCallsOfABatchAreTasks(t *testing.T) {
 	})
 }
 
-// A5: a task that panics has failed; it is unregistered, and the others are not touched.
+// A2, A5: a task that panics has failed, in the words of its tool; it is unregistered, and the others are not touched.
 func TestATaskThatPanics(t *testing.T) {
 	inWorld(t, 16, func(w *world) {
 		c := w.client("local", "roundhouse", "s")
 		for _, atOnce := range []int{1, 2} {
 			panics := false
-			got := w.t.carryOut(3, atOnce, func(i int) (o outcome) {
+			got := w.t.carryOut(slices.Repeat([]job{{complaint: "Oh no: "}}, 3), atOnce, func(i int) (o outcome) {
 				err := w.m.RunTask(w.Context(), session.TaskSpec{Principal: "local", Session: "s"}, func(context.Context, *session.Task) {
 					if i == 1 {
 						panics = true
@@ -267,7 +267,7 @@ func TestATaskThatPanics(t *testing.T) {
 				}
 				return o
 			}, func(int) {})
-			if !panics || got[0].words() != "fine" || got[2].words() != "fine" || !got[1].isError || got[1].words() != "Task failed: roundhouse has a defect: oh" {
+			if !panics || got[0].words() != "fine" || got[2].words() != "fine" || !got[1].isError || got[1].words() != "Oh no: roundhouse has a defect: oh" {
 				t.Errorf("%+v", got)
 			}
 			if i, err := w.m.Get("local", false, "s"); err != nil || len(i.Tasks) > 0 {
@@ -302,6 +302,20 @@ func TestABatchInAnotherSession(t *testing.T) {
 			t.Error(r.raw, i, err)
 		}
 		if !strings.Contains(r.raw, `"resultType":"complete"`) {
+			t.Error(r.raw)
+		}
+	})
+}
+
+// A3, A4: with nothing to do no session begins, and none is named.
+func TestAnEmptyBatchBeginsNoSession(t *testing.T) {
+	inWorld(t, 16, func(w *world) {
+		v, err := w.m.Visit(session.Visit{Principal: "local", Scope: "roundhouse", Capabilities: []byte("{}")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer v.Leave()
+		if r := w.tool(v, nil, "batch", `{"calls":[]}`); r.Result.IsError || len(r.Result.Content) > 0 || r.Result.Meta["roundhouse/session"] != nil {
 			t.Error(r.raw)
 		}
 	})

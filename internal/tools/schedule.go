@@ -22,10 +22,8 @@ type outcome struct {
 	isError    bool
 }
 
-// failed is the outcome of a task that has no other.
-func failed(why string) outcome {
-	return outcome{content: []json.RawMessage{text(taskFailed + why)}, isError: true}
-}
+// failed is the outcome of one of several tasks that has no other.
+func failed(why string) outcome { return job{complaint: taskFailed}.failed(why) }
 
 const taskFailed = "Task failed: "
 
@@ -41,10 +39,11 @@ func (o outcome) words() string {
 	return strings.Join(all, "\n")
 }
 
-// carryOut runs do for each of n tasks, atOnce of them at the same time, and returns what
-// became of them, in their order. A task that panics has failed. ended is told how many
-// have ended, each number once, in rising order.
-func (t *Tools) carryOut(n, atOnce int, do func(i int) outcome, ended func(done int)) []outcome {
+// carryOut runs do for each of the jobs, atOnce of them at the same time, and returns what
+// became of them, in their order. One that panics has failed. ended is told how many have
+// ended, each number once, in rising order.
+func (t *Tools) carryOut(jobs []job, atOnce int, do func(i int) outcome, ended func(done int)) []outcome {
+	n := len(jobs)
 	outcomes := make([]outcome, n)
 	var mu sync.Mutex
 	next, done := 0, 0
@@ -59,7 +58,7 @@ func (t *Tools) carryOut(n, atOnce int, do func(i int) outcome, ended func(done 
 				if i >= n {
 					return
 				}
-				outcomes[i] = t.contained(func() outcome { return do(i) })
+				outcomes[i] = t.contained(jobs[i], func() outcome { return do(i) })
 				t.jobs.WithLabelValues(outcomeOf(outcomes[i].isError)).Inc()
 				mu.Lock()
 				done++
@@ -72,12 +71,12 @@ func (t *Tools) carryOut(n, atOnce int, do func(i int) outcome, ended func(done 
 	return outcomes
 }
 
-// contained turns a panic of a task into its failure.
-func (t *Tools) contained(do func() outcome) (o outcome) {
+// contained turns a panic of a job into its failure.
+func (t *Tools) contained(j job, do func() outcome) (o outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			t.cfg.Log.Error("a task panicked", "err", p, "stack", string(debug.Stack()))
-			o = failed(fmt.Sprintf("roundhouse has a defect: %v", p))
+			o = j.failed(fmt.Sprintf("roundhouse has a defect: %v", p))
 		}
 	}()
 	return do()
@@ -96,8 +95,14 @@ const mannerProperties = `"concurrent": {"type": "boolean", "default": false, "d
 
 // job is a task that is to be carried out.
 type job struct {
-	what string // in a few words, for people
-	run  func(ctx context.Context, task *session.Task) outcome
+	what      string // in a few words, for people
+	complaint string // begins what is said if it has no outcome of its own
+	run       func(ctx context.Context, task *session.Task) outcome
+}
+
+// failed is the outcome of a job that has no other.
+func (j job) failed(why string) outcome {
+	return outcome{content: []json.RawMessage{text(j.complaint + why)}, isError: true}
 }
 
 // tasks carries out jobs as tasks of sessions (A3, A5) and returns what became of them, in
@@ -108,7 +113,7 @@ func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs 
 	switch {
 	case how.Isolate && how.Session != "":
 		return nil, "", badArguments("with isolate each has a session of its own; leave session_id out")
-	case how.Isolate:
+	case how.Isolate, how.Session == "" && len(jobs) == 0: // with nothing to do no session begins
 	case how.Session == "" && c.Nameless():
 		minted = session.NewID()
 		spec.Session, spec.Unclaimed = minted, true
@@ -131,13 +136,13 @@ func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs 
 	}
 	one := func(i int) outcome {
 		if ctx.Err() != nil { // its session may be gone, and must not begin anew
-			return failed(message(context.Cause(ctx)))
+			return jobs[i].failed(message(context.Cause(ctx)))
 		}
 		if how.Isolate {
 			select {
 			case places <- struct{}{}:
 			case <-ctx.Done():
-				return failed(message(context.Cause(ctx)))
+				return jobs[i].failed(message(context.Cause(ctx)))
 			}
 		}
 		var o outcome
@@ -145,11 +150,11 @@ func (t *Tools) tasks(ctx context.Context, c *session.OwnCall, how manner, jobs 
 		spec.What = jobs[i].what
 		err := c.Manager().RunTask(ctx, spec, func(ctx context.Context, task *session.Task) { o = jobs[i].run(ctx, task) })
 		if err != nil {
-			o = failed(message(err))
+			o = jobs[i].failed(message(err))
 		}
 		return o
 	}
-	outcomes = t.carryOut(n, atOnce, one, ended)
+	outcomes = t.carryOut(jobs, atOnce, one, ended)
 	return outcomes, minted, context.Cause(ctx)
 }
 
