@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -475,6 +476,44 @@ func TestEndsThatCannotBeStoredDoNotPileUp(t *testing.T) {
 		synctest.Wait()
 		if st := w.m.Stats(); st.Unsaved != leavingMost {
 			t.Errorf("%d wait to be stored", st.Unsaved)
+		}
+	})
+}
+
+// N5, N6: an ordered stop stores all sessions as they end, however many there are.
+func TestAStopStoresEverySession(t *testing.T) {
+	limits := usual
+	limits.Max = leavingMost + 200
+	inKeptWorld(t, limits, nil, func(w *kept) {
+		var clients sync.WaitGroup // at the same time, so that they are stored together
+		for range leavingMost + 100 {
+			clients.Go(func() {
+				if _, err := w.initialize("", ""); err != nil {
+					w.Error(err)
+				}
+			})
+		}
+		clients.Wait()
+		synctest.Wait()
+		time.Sleep(keepLazily / 3)
+		used := time.Now()
+		for _, info := range w.m.List("local", true) {
+			c, err := w.m.Client("local", "", info.ID)
+			if err != nil {
+				w.Fatal(err)
+			}
+			c.do(1, wire.ToolsList, "{}")
+		}
+		w.stop()
+		w.begin(w.T)
+		old := 0
+		for _, info := range w.m.List("local", true) {
+			if info.LastActivity.Before(used) {
+				old++
+			}
+		}
+		if old > 0 {
+			w.Errorf("%d are stored as they were before their last request", old)
 		}
 	})
 }

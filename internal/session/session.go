@@ -405,7 +405,7 @@ func (s *Session) finishEnd(ctx context.Context, force bool) {
 	delete(m.sessions, key{s.principal, s.id})
 	switch {
 	case !m.unsaved[s]:
-	case len(m.leaving) >= leavingMost:
+	case len(m.leaving) >= leavingMost && s.parting == nil: // of a stop all are stored, at once
 		delete(m.unsaved, s)
 	default:
 		s.forgotten = make(chan struct{})
