@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"roundhouse/internal/config"
@@ -23,7 +25,8 @@ import (
 // lease is an instance in the hands of a binding.
 type lease struct {
 	*instance.Lease
-	since time.Time
+	since  time.Time
+	coming chan struct{} // closed when the acquire has ended that has lent it
 }
 
 // borrow leases an instance and attaches to it.
@@ -44,10 +47,10 @@ func (b *binding) borrow(ctx context.Context, h *pool.Holder, server *config.Ser
 	if b.leases == nil {
 		b.leases = map[*pool.Attachment]*lease{}
 	}
-	b.leases[att] = &lease{got, time.Now()}
+	b.leases[att] = &lease{got, time.Now(), b.busy}
 	b.mu.Unlock()
 	b.s.changed()
-	b.s.settle(ctx)
+	b.s.settle(ctx, keepWait)
 	b.s.m.cfg.Log.Info("instance leased", "session", b.s.id, "server", b.name, "instance", got.Instance())
 	return att, nil
 }
@@ -213,6 +216,17 @@ func (b *binding) leased() (infos []LeaseInfo) {
 	return infos
 }
 
+// arrived waits until the binding is attached to the instances that it has: of one that was
+// just lent the store may have to know first.
+func (b *binding) arrived() {
+	b.mu.Lock()
+	leases := slices.Collect(maps.Values(b.leases))
+	b.mu.Unlock()
+	for _, l := range leases {
+		<-l.coming
+	}
+}
+
 // ReleaseLease gives back the instance of a server that a session has, after its clean-up
 // (I2): calls in flight there are interrupted, and the next one leases another. Another
 // principal's session is unknown, unless admin.
@@ -236,6 +250,7 @@ func (m *Manager) ReleaseLease(principal string, admin bool, id, server string) 
 			continue
 		}
 		found = true
+		b.arrived()
 		why := fault.New(fault.Interrupted, "the session's instance of server %q was given back", server)
 		why.Server, why.Sent = server, fault.SentMaybe
 		b.silence(why)

@@ -77,6 +77,7 @@ type link struct {
 	wg      sync.WaitGroup
 
 	mu   sync.Mutex
+	over bool // it is closed, and answers nothing more
 	subs map[string]bool
 	lvls []string
 	seen []string
@@ -129,7 +130,9 @@ func (l *link) Post(m *upstream.Message) {
 	if l.w.on != nil && l.w.on(l, f) {
 		return
 	}
-	if f.Kind == wire.Request {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f.Kind == wire.Request && !l.over {
 		l.wg.Go(func() { l.answer(f) })
 	}
 }
@@ -208,7 +211,7 @@ func (l *link) tell(what func(h upstream.Handler)) {
 func (l *link) Run(h upstream.Handler) error {
 	l.handler <- h
 	<-l.aborted
-	l.wg.Wait()
+	l.Close(context.Background())
 	return l.err
 }
 
@@ -221,7 +224,12 @@ func (l *link) Abort(err error) {
 }
 
 // Close implements pool.Link.
-func (l *link) Close(context.Context) { l.wg.Wait() }
+func (l *link) Close(context.Context) {
+	l.mu.Lock()
+	l.over = true
+	l.mu.Unlock()
+	l.wg.Wait()
+}
 
 // Facts implements pool.Link.
 func (l *link) Facts() pool.LinkFacts { return pool.LinkFacts{PID: 1} }
