@@ -44,15 +44,19 @@ func (m *Models) settle(ctx context.Context) {
 	owed := m.owed
 	m.owed = nil
 	m.mu.Unlock()
+	if len(owed) == 0 {
+		return
+	}
 	for i, v := range owed {
 		if err := m.note(ctx, v); err != nil {
-			m.log.Warn("what is missing from a recording could not be noted; this is tried again", "calls", len(owed)-i, "err", err)
+			m.trouble.Note(m.log.Warn, "what is missing from a recording could not be noted; this is tried again", "calls", len(owed)-i, "err", err)
 			m.mu.Lock()
 			m.owed = append(m.owed, owed[i:]...)
 			m.mu.Unlock()
 			return
 		}
 	}
+	m.trouble.Over(m.log.Info, "what is missing from recordings has been noted", "calls", len(owed))
 }
 
 // note stores that a call is missing. A session that was sealed meanwhile takes the mark

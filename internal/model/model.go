@@ -64,6 +64,7 @@ type Models struct {
 	log       *slog.Logger
 	upstreams []*Upstream
 	queued    *quota
+	trouble   store.Trouble // with what is owed
 
 	calls sync.WaitGroup // of the calls under way; added to with mu held and closed unset
 

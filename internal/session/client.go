@@ -127,7 +127,7 @@ func (m *Manager) Initialize(ctx context.Context, h Hello) (*Client, mux.Pieces,
 		}
 	}
 	c.session.changed()
-	c.session.settle(ctx)
+	c.session.settle(ctx, keepWait)
 	return c, mux.Pieces{wire.Result(h.Frame.ID(), result)}, nil
 }
 

@@ -206,6 +206,11 @@ func (m *Manager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	st := Stats{Sessions: map[State]int{Active: 0, Dormant: 0, Draining: 0}, Clients: len(m.clients), Max: m.live.Load().Limits.Max, Evicted: m.evicted, Unsaved: len(m.unsaved), Cleanups: maps.Clone(m.cleanups)}
+	for s := range m.saving { // of which a store that hangs is never done
+		if !m.unsaved[s] {
+			st.Unsaved++
+		}
+	}
 	for _, s := range m.sessions {
 		st.Sessions[s.state]++
 		st.InFlight += s.inFlight

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -95,11 +96,11 @@ func (s *Session) changed() {
 
 // settle waits until what has changed of a session is stored, so that no crash takes from a
 // client what it was told of: its session, or an instance that is lent to it (N6). It
-// returns false if the store failed, has not answered for keepWait, or is not written to
-// any more because roundhouse ends.
-func (s *Session) settle(ctx context.Context) (stored bool) {
+// returns false if the store failed, has not answered within that time, or is not written
+// to any more because roundhouse ends.
+func (s *Session) settle(ctx context.Context, within time.Duration) (stored bool) {
 	m := s.m
-	ctx, cancel := context.WithTimeout(ctx, keepWait)
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for first := true; ; first = false {
 		m.mu.Lock()
@@ -112,7 +113,7 @@ func (s *Session) settle(ctx context.Context) (stored bool) {
 		case <-wrote:
 		case <-ctx.Done():
 			return false
-		case <-m.stop:
+		case <-m.storing.Done():
 			return false
 		}
 	}
@@ -123,18 +124,33 @@ func (m *Manager) keep() {
 	lazily, tidily := time.NewTicker(keepLazily), time.NewTicker(keepTidily)
 	defer lazily.Stop()
 	defer tidily.Stop()
-	ctx := context.Background()
-	m.forget(ctx)
+	var again <-chan time.Time // after a failure
+	var trouble store.Trouble
+	save := func() {
+		again = nil
+		err := m.saveAll(m.storing)
+		switch {
+		case m.storing.Err() != nil: // Shutdown stores what is left
+		case err != nil:
+			trouble.Note(m.cfg.Log.Error, "sessions could not be stored; this is tried again", "err", err)
+			again = time.After(keepRetry)
+		default:
+			trouble.Over(m.cfg.Log.Info, "sessions are stored again")
+		}
+	}
+	m.forget(m.storing)
 	for {
 		select {
 		case <-m.wake:
-			m.saveAll(ctx)
+			save()
+		case <-again:
+			save()
 		case <-lazily.C:
 			m.markMoved()
-			m.saveAll(ctx)
+			save()
 		case <-tidily.C:
-			m.forget(ctx)
-		case <-m.stop:
+			m.forget(m.storing)
+		case <-m.storing.Done():
 			return
 		}
 	}
@@ -153,33 +169,23 @@ func (m *Manager) markMoved() {
 
 // forget removes what is stored of sessions that ended long ago.
 func (m *Manager) forget(ctx context.Context) {
-	if _, err := m.cfg.Store.ForgetSessions(ctx, time.Now().Add(-closedKept), closedMost); err != nil {
+	if _, err := m.cfg.Store.ForgetSessions(ctx, time.Now().Add(-closedKept), closedMost); err != nil && ctx.Err() == nil {
 		m.cfg.Log.Error("closed sessions could not be removed; this is tried again", "err", err)
 	}
 }
 
-// saveAll stores the marked sessions. What cannot be stored stays marked and is tried
-// again; sessions go on without (N6).
-func (m *Manager) saveAll(ctx context.Context) {
-	if m.cfg.Store == nil {
-		return
-	}
+// saveAll stores the marked sessions. What cannot be stored stays marked; sessions go on
+// without (N6).
+func (m *Manager) saveAll(ctx context.Context) error {
 	for {
 		m.mu.Lock()
 		drafts := m.draftsLocked()
 		m.mu.Unlock()
 		if len(drafts) == 0 {
-			return
+			return nil
 		}
 		if err := m.save(ctx, drafts); err != nil {
-			m.cfg.Log.Error("sessions could not be stored; this is tried again", "sessions", len(drafts), "err", err)
-			time.AfterFunc(keepRetry, func() {
-				select {
-				case m.wake <- struct{}{}:
-				default:
-				}
-			})
-			return
+			return err
 		}
 	}
 }
@@ -203,8 +209,11 @@ func (m *Manager) draftsLocked() (drafts []*draft) {
 	return drafts
 }
 
-// save writes drafts in one transaction.
+// save writes drafts in one transaction. One of which the store says nothing for
+// storeTimeout counts as failed.
 func (m *Manager) save(ctx context.Context, drafts []*draft) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, storeTimeout, errSilent)
+	defer cancel()
 	rows := make([]store.Session, len(drafts))
 	for i, d := range drafts {
 		d.fill()
@@ -238,6 +247,8 @@ func (m *Manager) save(ctx context.Context, drafts []*draft) error {
 	}
 	return err
 }
+
+var errSilent = fmt.Errorf("the database has not answered for %s", storeTimeout)
 
 // Resave stores the principal's session of that id anew, if there is one: somebody has
 // removed what was stored of it.

@@ -64,9 +64,9 @@ type Manager struct {
 	wg       sync.WaitGroup           // acquires, endings; started through spawn
 	acquires atomic.Uint64            // so far; bindings are given back in the reverse order (N4)
 	wake     chan struct{}            // a waiting value says that something is to be stored
-	stop     chan struct{}            // closed by Shutdown, once
-	stopping sync.Once
-	keeping  sync.WaitGroup // the goroutine that stores what changes
+	storing  context.Context          // until Shutdown, which stores what is left
+	leaveOff context.CancelFunc       // ends storing
+	keeping  sync.WaitGroup           // the goroutine that stores what changes
 
 	mu       sync.Mutex
 	sessions map[key]*Session
@@ -92,8 +92,9 @@ func NewManager(cfg Config) *Manager {
 	}
 	m := &Manager{
 		cfg: cfg, sessions: map[key]*Session{}, clients: map[string]*Client{}, cleanups: map[Outcome]int64{},
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), unsaved: map[*Session]bool{}, saving: map[*Session]bool{}, wrote: make(chan struct{}), leaving: map[key]*Session{},
+		wake: make(chan struct{}, 1), unsaved: map[*Session]bool{}, saving: map[*Session]bool{}, wrote: make(chan struct{}), leaving: map[key]*Session{},
 	}
+	m.storing, m.leaveOff = context.WithCancel(context.Background())
 	if cfg.Instances != nil {
 		cfg.Instances.Configure(cfg.Servers)
 	}
@@ -290,7 +291,7 @@ func (m *Manager) Wait(ctx context.Context) int {
 // Shutdown ends every session at once, stores them as they go on after a restart (N6),
 // and joins what runs for them. It returns how many it ended.
 func (m *Manager) Shutdown(ctx context.Context) int {
-	m.stopping.Do(func() { close(m.stop) })
+	m.leaveOff() // also a write that hangs; those that wait are stored below
 	m.keeping.Wait()
 	m.mu.Lock()
 	m.draining = true
@@ -317,6 +318,8 @@ func (m *Manager) Shutdown(ctx context.Context) int {
 	m.closed = true
 	m.mu.Unlock()
 	m.wg.Wait()
-	m.saveAll(ctx)
+	if err := m.saveAll(ctx); err != nil {
+		m.cfg.Log.Error("sessions could not be stored at their end; they go on as they were stored before", "err", err)
+	}
 	return len(all)
 }

@@ -128,8 +128,8 @@ func (m *Manager) before(k key) (store.Session, error) {
 	return row, nil
 }
 
-// storeTimeout is how long a read of the store, or the store's being behind, may hold up
-// the beginning of a session.
+// storeTimeout is how long a read or a write of the store, or the store's being behind, may
+// hold up the beginning of a session, or the end of all.
 const storeTimeout = 15 * time.Second
 
 // begin makes a session and enters it, or enters the one that has come meanwhile. The
@@ -196,8 +196,8 @@ func (m *Manager) Create(ctx context.Context, spec Spec) (Info, error) {
 	}
 	s.exit()
 	// The policy of its recording is read from the store, so it is there before the answer.
-	if !s.settle(ctx) {
-		return Info{}, fault.New(fault.Internal, "session %q has begun, but is not stored yet; the daemon's log says why", id)
+	if !s.settle(ctx, storeTimeout) {
+		return Info{}, fault.New(fault.Internal, "session %q has begun, but the database has not stored it yet, for the reason that the daemon's log gives; it is stored as soon as that is over: use the session, or end it and create it again", id)
 	}
 	return m.Get(spec.Principal, false, id)
 }

@@ -1,7 +1,11 @@
 package session
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,6 +13,7 @@ import (
 	"github.com/ncruces/go-sqlite3"
 
 	"roundhouse/internal/config"
+	"roundhouse/internal/fault"
 	"roundhouse/internal/wire"
 )
 
@@ -30,6 +35,53 @@ func (w *kept) hold() (free func()) {
 			w.Error(err)
 		}
 	}
+}
+
+// N6: an answer waits for a store that hangs as long as it may, and no longer; the session,
+// and the instance that is lent to it, are there.
+func TestAnswersDoNotWaitForAStoreThatHangs(t *testing.T) {
+	inKeptWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *kept) {
+		free := w.hold()
+		begun := time.Now()
+		c := w.client("browser", "run-1")
+		if took := time.Since(begun); took != keepWait {
+			w.Errorf("initialize took %s", took)
+		}
+		begun = time.Now()
+		w.works(c.do(1, wire.ToolsCall, echo))
+		if took := time.Since(begun); took != keepWait {
+			w.Errorf("the first call took %s", took)
+		}
+		begun = time.Now()
+		w.works(c.do(2, wire.ToolsCall, echo))
+		if took := time.Since(begun); took != 0 {
+			w.Errorf("the second call took %s", took)
+		}
+		free()
+	})
+}
+
+// N1, N6: who begins a session by the API waits for a store that is slow; of one that hangs
+// the error says that the session has begun.
+func TestASessionIsCreatedAlsoIfTheStoreIsSlow(t *testing.T) {
+	inKeptWorld(t, usual, nil, func(w *kept) {
+		free := w.hold()
+		time.AfterFunc(2*keepWait, free)
+		if _, err := w.m.Create(w.Context(), Spec{Principal: "local", ID: "run-1"}); err != nil {
+			w.Error(err)
+		}
+		free = w.hold()
+		begun := time.Now()
+		_, err := w.m.Create(w.Context(), Spec{Principal: "local", ID: "run-2"})
+		if took := time.Since(begun); !fault.Is(err, fault.Internal) || !strings.Contains(err.Error(), `"run-2" has begun`) || took <= 2*keepWait || took > storeTimeout {
+			w.Errorf("after %s: %v", took, err)
+		}
+		free()
+		time.Sleep(storeTimeout)
+		if row, err := w.store.Session(w.Context(), "local", "run-2"); err != nil || row.State != string(Active) {
+			w.Errorf("%+v, %v", row, err)
+		}
+	})
 }
 
 // I2, N6: an instance can be given back also while the first call waits until the store
@@ -55,5 +107,72 @@ func TestALeaseThatIsNotStoredYetCanBeReleased(t *testing.T) {
 		}
 		free()
 		<-x.done
+	})
+}
+
+// G1, N6: a store that hangs is seen in the counts, and keeps sessions from their end as long
+// as it may, and no longer.
+func TestAStoreThatHangsDoesNotKeepSessionsFromTheirEnd(t *testing.T) {
+	inKeptWorld(t, usual, nil, func(w *kept) {
+		w.client("", "run-1")
+		free := w.hold()
+		if err := w.m.SetTools("local", "run-1", &Tools{Exclude: []string{"x__*"}}); err != nil {
+			w.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if st := w.m.Stats(); st.Unsaved != 1 {
+			w.Errorf("it says that %d sessions wait to be stored", st.Unsaved)
+		}
+		begun := time.Now()
+		w.m.Drain()
+		w.m.Shutdown(context.Background())
+		if took := time.Since(begun); took > storeTimeout {
+			w.Errorf("it took %s", took)
+		}
+		free()
+	})
+}
+
+// A journal keeps what is logged.
+type journal struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+// Write implements io.Writer.
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(b)
+}
+
+// String returns it.
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.String()
+}
+
+// N6: that sessions cannot be stored is said when it begins, now and then while it lasts,
+// and when it is over.
+func TestAStoreThatFailsIsToldOfNowAndThen(t *testing.T) {
+	inKeptWorld(t, usual, nil, func(w *kept) {
+		var log journal
+		w.m.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+		told := func(what string) int {
+			synctest.Wait()
+			return strings.Count(log.String(), what)
+		}
+		free := w.hold()
+		w.client("", "run-1")
+		time.Sleep(100 * time.Second)
+		if n := told("could not be stored"); n != 2 || told("stored again") != 0 {
+			w.Errorf("it is told %d times:\n%s", n, log.String())
+		}
+		free()
+		time.Sleep(time.Minute)
+		if n := told("could not be stored"); n != 2 || told("sessions are stored again") != 1 {
+			w.Errorf("at the end it is told %d times:\n%s", n, log.String())
+		}
 	})
 }
