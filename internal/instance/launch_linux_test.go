@@ -120,8 +120,13 @@ func (h *house) call(l *Lease, tool, arguments string) string {
 	var reply struct {
 		Result struct{ Content []struct{ Text string } }
 	}
-	if err := json.Unmarshal(<-out, &reply); err != nil || len(reply.Result.Content) == 0 {
-		h.Fatal(err, reply)
+	select {
+	case raw := <-out:
+		if err := json.Unmarshal(raw, &reply); err != nil || len(reply.Result.Content) == 0 {
+			h.Fatal(err, string(raw))
+		}
+	case <-time.After(time.Minute):
+		h.Fatalf("%s was not answered", tool)
 	}
 	return reply.Result.Content[0].Text
 }
@@ -221,6 +226,7 @@ func TestAKilledOrStoppedProcessIsNotLent(t *testing.T) {
 			if err := syscall.Kill(pid, signal); err != nil {
 				t.Fatal(err)
 			}
+			eventually(t, "no thread of it runs", func() bool { return halted(pid) }) // until then it may answer
 			l := h.lease(s, "a")
 			if got := h.call(l, "echo", `{"text":"well"}`); got != "well" {
 				t.Error(got)
@@ -231,6 +237,22 @@ func TestAKilledOrStoppedProcessIsNotLent(t *testing.T) {
 			l.Release()
 		})
 	}
+}
+
+// halted reports whether a process has no thread that is not stopped, or dead.
+func halted(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, thread := range threads {
+		stat, err := os.ReadFile(thread)
+		if err != nil {
+			continue // it is gone
+		}
+		_, state, _ := strings.Cut(string(stat), ") ")
+		if !strings.HasPrefix(state, "T") && !strings.HasPrefix(state, "Z") && !strings.HasPrefix(state, "X") {
+			return false
+		}
+	}
+	return true
 }
 
 // I1: an instance is warmed up before it counts as warm, and one that cannot be is none.
@@ -295,18 +317,18 @@ func TestEndpointsAreAFleet(t *testing.T) {
 	h := newHouse(t, config.Budget{})
 	s := h.server(func(s *config.Server) {
 		s.Transport, s.Command, s.URL, s.Instances.Endpoints = config.HTTP, "", urls[0], urls
-		s.Instances.MaxWait = 100 * time.Millisecond
 	})
 	a, b := h.lease(s, "a"), h.lease(s, "b")
 	if got := h.call(a, "which", `{}`) + h.call(b, "which", `{}`); got != "01" {
 		t.Errorf("they have the endpoints %s", got)
 	}
-	if _, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "c"}); !fault.Is(err, fault.InstanceWaitTimeout) {
+	hasty := *s
+	hasty.Instances.MaxWait = 100 * time.Millisecond
+	if _, err := h.pools.Acquire(t.Context(), &hasty, Borrower{"local", "c"}); !fault.Is(err, fault.InstanceWaitTimeout) {
 		t.Error(err)
 	}
 	a.Release()
-	eventually(t, "the first is free", func() bool {
-		l, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "c"})
-		return err == nil && h.call(l, "which", `{}`) == "0"
-	})
+	if got := h.call(h.lease(s, "c"), "which", `{}`); got != "0" {
+		t.Errorf("the third has the endpoint %s", got)
+	}
 }

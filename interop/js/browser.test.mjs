@@ -82,7 +82,7 @@ test('two sessions have a browser each, a third waits, and nothing of them is le
 // A6, I2, I3, I7, N5: the same for sessions that the calls of one client name, such as those of agents behind one shim.
 test('two sessions through one shim have a browser each, a third waits, and nothing of them is left', { skip, timeout: 400_000 }, async (t) => {
   const url = await site(t);
-  const daemon = await startDaemon(t, { servers: () => ({ browser: browser({ max: 2, min: 1, maxWait: '120s' }), strict: browser({ max: 1, min: 1, maxWait: '1s' }) }) });
+  const daemon = await startDaemon(t, { servers: () => ({ browser: browser({ max: 2, min: 1, maxWait: '120s' }), strict: browser({ max: 1, min: 1, maxWait: '5s' }) }) });
   const shim = async (server) => {
     const client = new Client({ name: 'agents', version: '1' });
     const args = ['connect', server, '--url', daemon.url, '--no-autostart', '--fallback', 'off'];
