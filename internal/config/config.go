@@ -239,7 +239,7 @@ type Instances struct {
 	IdleTimeout time.Duration // so long one beyond Min stays warm unused; 5 min; 0 is no limit
 	MaxLifetime time.Duration // so old an instance becomes, but for the lease that it is in; 0 is no limit
 	MaxUses     int           // leases of one instance; 0 is no limit
-	MaxWait     time.Duration // for a lease, a start included; 60 s
+	MaxWait     time.Duration // for a lease, start and probe included; 60 s
 	OnRelease   OnRelease     // ReleaseDestroy
 	Warmup      ToolCall      // made once, before an instance counts as warm; none is fine
 	Probe       ToolCall      // made before an instance is lent; without a tool it is a ping

@@ -34,7 +34,7 @@ var instancesObject = object[entry]{fields: []field[entry]{
 		kind: count[entry]{zero: true, at: func(e *entry) *int { return &e.Instances.MaxUses }},
 	}, {
 		name: "maxWait",
-		doc:  "How long a session waits for an instance, a start included.",
+		doc:  "How long a session waits for an instance, its start and its probe included.",
 		kind: duration[entry]{at: func(e *entry) *time.Duration { return &e.Instances.MaxWait }},
 	}, {
 		name: "onRelease",

@@ -33,7 +33,9 @@ type world struct {
 	jitter    *rand.Rand    // of the time that starts take; nil is none
 	lingers   time.Duration // that ends take
 	refuse    error         // of starts
+	lives     time.Duration // that instances do, from their start; 0 is until they are closed
 	hangs     map[string]bool
+	slow      map[string]time.Duration
 	cannot    map[string]error // of asks, by tool; "" is the ping
 	askedFor  []string
 	catalogue *Catalogue
@@ -67,7 +69,7 @@ func inWorld(t *testing.T, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			T: t, alive: map[string]int{}, at: map[string]bool{}, most: map[string]int{}, launches: map[string][]instant{}, took: map[string]time.Duration{}, cannot: map[string]error{}, hangs: map[string]bool{},
+			T: t, alive: map[string]int{}, at: map[string]bool{}, most: map[string]int{}, launches: map[string][]instant{}, took: map[string]time.Duration{}, cannot: map[string]error{}, hangs: map[string]bool{}, slow: map[string]time.Duration{},
 			catalogue: &Catalogue{Handshake: &pool.Handshake{Version: "2025-11-25"}},
 		}
 		w.pools = New(Config{Launcher: w, Log: slog.New(ward{w})})
@@ -140,6 +142,9 @@ func (w *world) Launch(ctx context.Context, s *config.Server, index int, lost fu
 		w.at[u.endpoint] = true
 	}
 	w.units = append(w.units, u)
+	if w.lives > 0 {
+		time.AfterFunc(w.lives, func() { u.die(true) })
+	}
 	return u, nil
 }
 
@@ -164,7 +169,7 @@ func (u *fakeUnit) Ask(ctx context.Context, call config.ToolCall) error {
 	u.w.unlocked("Ask")
 	u.w.mu.Lock()
 	u.w.askedFor = append(u.w.askedFor, call.Tool)
-	err, hangs := u.w.cannot[call.Tool], u.w.hangs[call.Tool]
+	err, hangs, slow := u.w.cannot[call.Tool], u.w.hangs[call.Tool], u.w.slow[call.Tool]
 	u.w.mu.Unlock()
 	u.mu.Lock()
 	frozen, dead := u.frozen, u.dead
@@ -172,6 +177,13 @@ func (u *fakeUnit) Ask(ctx context.Context, call config.ToolCall) error {
 	if frozen || hangs {
 		<-ctx.Done()
 		return context.Cause(ctx)
+	}
+	if slow > 0 {
+		select {
+		case <-time.After(slow):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	if dead {
 		return errors.New("it is dead")

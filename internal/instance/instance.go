@@ -6,6 +6,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -199,7 +200,7 @@ func (p *Pools) Acquire(ctx context.Context, s *config.Server, b Borrower) (*Lea
 		if err != nil {
 			return nil, err
 		}
-		if l, err := p.prove(ctx, in, w); l != nil || err != nil {
+		if l, err := p.prove(waiting, in, w); l != nil || err != nil {
 			return l, err
 		}
 	}
@@ -236,35 +237,73 @@ const probeWait = 5 * time.Second
 
 // prove probes the instance that is reserved for w (I4), without any lock, and lends it. One
 // that gives no sign of life is ended; there is no lease then, and w waits again, in its
-// place. If only the caller lost interest the instance is warm again.
+// place. If w's time is over first, nobody gets the instance before it is known how it is.
 func (p *Pools) prove(ctx context.Context, in *instance, w *waiter) (*Lease, error) {
 	p.mu.Lock()
 	v, probe := in.server, in.server.conf.Instances.Probe
 	p.mu.Unlock()
-	brief, cancel := context.WithTimeout(ctx, probeWait)
-	err := in.unit.Ask(brief, probe)
-	cancel()
+	err := in.ask(ctx, probe)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case in.state == Ending: // the drain was over
 		return nil, v.refusal
-	case ctx.Err() != nil: // which says nothing about the instance
+	case v.refusal != nil:
 		p.restLocked(in)
-		return nil, context.Cause(ctx)
-	case err != nil || in.dead != nil || v.refusal != nil:
-		p.cfg.Log.Warn("an instance is not lent, since it gives no sign of life", "server", v.name, "instance", in.id, "err", err)
-		p.endLocked(in, gone(in, err))
-		if v.refusal != nil {
-			return nil, v.refusal
-		}
+		return nil, v.refusal
+	case ctx.Err() != nil: // so that an error says nothing about the instance
+		p.unprovenLocked(in, err)
+		return nil, p.lateLocked(ctx, v, w)
+	case err != nil || in.dead != nil:
+		w.failure = cmp.Or(err, in.dead)
+		p.silentLocked(in, w.failure)
 		v.queueLocked(w) // at once, before anybody else gets what comes next
 		p.fillLocked(v)
 		return nil, nil
 	}
 	in.lease = &Lease{p, in}
 	in.uses++
+	v.failures, v.failed = 0, time.Time{}
+	v.pauseOver()
+	p.fillLocked(v)
 	return in.lease, nil
+}
+
+// ask asks an instance for a sign of life, for which it has a time of its own beside ctx.
+func (in *instance) ask(ctx context.Context, probe config.ToolCall) error {
+	ctx, cancel := context.WithTimeout(ctx, probeWait)
+	defer cancel()
+	return in.unit.Ask(ctx, probe)
+}
+
+// unprovenLocked takes an instance back from who left during its probe, of which err is the
+// outcome. Unless it is well it is probed again, for nobody: who comes next must not get one
+// that hangs.
+func (p *Pools) unprovenLocked(in *instance, err error) {
+	if err == nil || in.dead != nil {
+		p.restLocked(in)
+		return
+	}
+	probe := in.server.conf.Instances.Probe
+	in.Borrower = Borrower{}
+	p.setLocked(in, Resetting)
+	p.wg.Go(func() {
+		err := in.ask(p.base, probe)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if err != nil {
+			p.silentLocked(in, err)
+			return
+		}
+		p.restLocked(in)
+	})
+	p.fillLocked(in.server)
+}
+
+// silentLocked ends an instance that gave no sign of life.
+func (p *Pools) silentLocked(in *instance, err error) {
+	p.cfg.Log.Warn("an instance is not lent, since it gives no sign of life", "server", in.server.name, "instance", in.id, "err", err)
+	p.diedLocked(in, err)
 }
 
 // wait returns an instance that is reserved for w, which is in the queue.
@@ -286,20 +325,25 @@ func (p *Pools) wait(ctx context.Context, v *server, w *waiter) (*instance, erro
 		v.waiters = slices.DeleteFunc(v.waiters, func(x *waiter) bool { return x == w })
 		p.fillLocked(v)
 	}
-	if context.Cause(ctx) == errWaited {
-		return nil, p.fullLocked(v, w)
+	return nil, p.lateLocked(ctx, v, w)
+}
+
+// lateLocked is the error of a waiter whose ctx has ended.
+func (p *Pools) lateLocked(ctx context.Context, v *server, w *waiter) error {
+	if why := context.Cause(ctx); why != errWaited {
+		return why
 	}
-	return nil, context.Cause(ctx)
+	return p.fullLocked(v, w)
 }
 
 var errWaited = fault.New(fault.InstanceWaitTimeout, "no instance was free in time")
 
-// fullLocked says who has all the instances (I3), endpoints of a configuration before
-// included.
+// fullLocked says who has all the instances, endpoints of a configuration before included,
+// and, if others could be had, why there are none (I3).
 func (p *Pools) fullLocked(v *server, w *waiter) *fault.Error {
 	type who struct{ principal, session string }
 	holders := map[who]bool{}
-	leased, starting, longest := 0, 0, time.Duration(0)
+	leased, longest := 0, time.Duration(0)
 	all := slices.Clone(v.all)
 	for index := range v.conf.Instances.Endpoints {
 		if in := p.holderLocked(v, index); in != nil && in.server != v {
@@ -307,20 +351,30 @@ func (p *Pools) fullLocked(v *server, w *waiter) *fault.Error {
 		}
 	}
 	for _, in := range all {
-		switch in.state {
-		case Leased:
+		if in.state == Leased {
 			leased++
 			holders[who{in.Principal, in.Session}] = true
 			longest = max(longest, time.Since(in.since))
-		case Starting:
-			starting++
 		}
 	}
-	waited := time.Since(w.since).Round(time.Millisecond)
-	err := fault.New(fault.InstanceWaitTimeout, "no instance of server %q was free within %s (instances.maxWait): %d of %d are lent to %s, the longest for %s, %d are starting and %d others wait; "+
-		"end a session that has one, or raise instances.max", v.name, waited, leased, v.most(), sessions(len(holders)), longest.Round(time.Second), starting, len(v.waiters))
+	starting, resetting := v.count(Starting), v.count(Resetting)
+	todo := "end a session that has one, or raise instances.max"
+	switch {
+	case leased >= v.most():
+	case w.failure != nil:
+		todo = "the last one that was tried gave no sign of life (instances.probe): " + w.failure.Error()
+	case v.failure != nil:
+		todo = "the last start failed: " + v.failure.Error()
+	default:
+		todo = "try again, or raise instances.maxWait"
+	}
+	err := fault.New(fault.InstanceWaitTimeout, "no instance of server %q was free within %s (instances.maxWait): %d of %d are lent to %s, the longest for %s, "+
+		"%d are starting, %d are being made new or probed, and %d others wait; %s",
+		v.name, time.Since(w.since).Round(time.Millisecond), leased, v.most(), sessions(len(holders)), longest.Round(time.Second), starting, resetting, len(v.waiters), todo)
 	err.Server, err.Sent, err.RetryAfter = v.name, "", 10*time.Second
-	err.Data = map[string]any{"leased": leased, "max": v.most(), "sessions": len(holders), "longestMs": longest.Milliseconds(), "starting": starting, "waiting": len(v.waiters)}
+	err.Data = map[string]any{
+		"leased": leased, "max": v.most(), "sessions": len(holders), "longestMs": longest.Milliseconds(), "starting": starting, "resetting": resetting, "waiting": len(v.waiters),
+	}
 	return err
 }
 

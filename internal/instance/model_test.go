@@ -124,7 +124,7 @@ func (c *crowd) check() {
 	if in := v.pickLocked(v.waiters[0]); in != nil {
 		c.w.Errorf("%s waits, while %s is free", v.waiters[0].Session, in.id)
 	}
-	if v.pause == nil && len(v.all) < v.most() && v.count(Starting, Resetting) < len(v.waiters) {
+	if v.pause == nil && len(v.all) < v.most() && v.count(Starting) < len(v.waiters) {
 		c.w.Errorf("%s waits, and nothing is started for him", v.waiters[0].Session)
 	}
 }

@@ -22,7 +22,7 @@ const (
 	Starting  State = "starting"
 	Warm      State = "warm"
 	Leased    State = "leased"
-	Resetting State = "resetting" // given back, and being made new
+	Resetting State = "resetting" // given back, and being made new or probed
 	Ending    State = "ending"    // something of it may still live, so it holds its place
 )
 
@@ -39,10 +39,10 @@ type server struct {
 	curious []chan error
 	known   *Catalogue // of any instance ever started
 
-	failures int         // starts in a row; those that were under way together are one
+	failures int         // starts that failed since one was lent; those that were under way together are one
 	failed   time.Time   // when the last of these failures came; zero if there is none
-	failure  error       // of the last start, while pause runs
-	pause    *time.Timer // until the next start, after one that failed
+	failure  error       // of that; nil since a start worked
+	pause    *time.Timer // until the next start, after one that failed, unless one is lent before
 	sweep    *time.Timer // until a warm one has to go
 }
 
@@ -52,6 +52,7 @@ type instance struct {
 	id      string
 	index   int // the smallest that was free; of a fleet, which endpoint it is
 	created time.Time
+	ready   time.Time               // when its start had ended
 	giveUp  context.CancelCauseFunc // of its start
 	unit    Unit                    // constant once it is warm
 
@@ -69,6 +70,7 @@ type instance struct {
 type waiter struct {
 	Borrower
 	since   time.Time
+	failure error  // of the last instance that was probed for him, or nil
 	ticket  uint64 // 0 before it first waits
 	outcome chan outcome
 }
@@ -171,15 +173,17 @@ func (p *Pools) evictLocked(v *server) {
 }
 
 // wantedLocked is how many more are wanted: for those who wait, for the warm ones that
-// are kept ready, and for those who only ask what the server has.
+// are kept ready, and for those who only ask what the server has. One that is made new or
+// probed may take long or come to nothing: it will be kept ready, but nobody waits for it
+// while another may be started.
 func (v *server) wantedLocked() int {
 	free := 0
 	for _, in := range v.all {
-		if in.state == Starting || in.state == Resetting || in.state == Warm && !in.marked {
+		if in.state == Starting || in.state == Warm && !in.marked {
 			free++
 		}
 	}
-	wanted := len(v.waiters) + v.conf.Instances.Min
+	wanted := len(v.waiters) + max(0, v.conf.Instances.Min-v.count(Resetting))
 	if wanted == 0 && len(v.curious) > 0 {
 		wanted = 1
 	}
@@ -252,10 +256,13 @@ func (p *Pools) launch(ctx context.Context, conf *config.Server, in *instance) (
 	return unit, known, nil
 }
 
-// The pause after a start that failed, doubled with each further one in a row (I6).
+// The pause after a start that failed, doubled with each further one until one is lent (I6).
+// An instance that ends within mostPause of its start, and was never lent, is a start that
+// failed. A failure that was longer ago than forgiven does not count.
 const (
 	firstPause = time.Second
 	mostPause  = 30 * time.Second
+	forgiven   = 5 * time.Minute
 )
 
 // started takes the outcome of a start. A start that failed is told to the one who waits
@@ -265,9 +272,8 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 	defer p.mu.Unlock()
 	v := in.server
 	if err == nil {
-		in.unit = unit
-		v.failures, v.failed, v.failure, v.known = 0, time.Time{}, nil, known
-		v.pauseOver()
+		in.unit, in.ready = unit, time.Now()
+		v.failure, v.known = nil, known
 		for _, c := range v.curious {
 			c <- nil
 		}
@@ -280,15 +286,7 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 		return
 	}
 	p.cfg.Log.Warn("an instance did not start", "server", v.name, "instance", in.id, "err", err)
-	if in.created.After(v.failed) { // else it was under way when that failure came
-		v.failures++
-		v.failed = time.Now()
-	}
-	v.failure = err
-	if v.pause == nil {
-		pause := min(firstPause<<min(v.failures-1, 10), mostPause)
-		v.pause = time.AfterFunc(pause, func() { p.resume(v) })
-	}
+	p.failedLocked(in, err)
 	for _, c := range v.curious {
 		c <- err
 	}
@@ -302,6 +300,23 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 	}
 	v.waiters = slices.Delete(v.waiters, 0, told)
 	p.fillLocked(v)
+}
+
+// failedLocked notes that the start of an instance failed; the next one waits (I6).
+func (p *Pools) failedLocked(in *instance, err error) {
+	v := in.server
+	if in.created.After(v.failed) { // else it was under way when that failure came
+		if time.Since(v.failed) > forgiven {
+			v.failures = 0
+		}
+		v.failures++
+		v.failed = time.Now()
+	}
+	v.failure = err
+	if v.pause == nil {
+		pause := min(firstPause<<min(v.failures-1, 10), mostPause)
+		v.pause = time.AfterFunc(pause, func() { p.resume(v) })
+	}
 }
 
 func (v *server) pauseOver() {
@@ -330,8 +345,18 @@ func (p *Pools) lost(in *instance, err error) {
 	in.dead = orGone(err)
 	p.cfg.Log.Warn("an instance was lost", "server", in.server.name, "instance", in.id, "session", in.Session, "err", err)
 	if in.state == Warm {
-		p.endLocked(in, gone(in, err))
+		p.diedLocked(in, in.dead)
 	}
+}
+
+// diedLocked ends an instance that has ended by itself, or gives no sign of life. One that
+// worked for nobody is a start that failed, so that a server that ends as soon as it has
+// started is not started for ever without a pause (I6).
+func (p *Pools) diedLocked(in *instance, err error) {
+	if in.uses == 0 && time.Since(in.ready) < mostPause && in.server.refusal == nil {
+		p.failedLocked(in, err)
+	}
+	p.endLocked(in, gone(in, err))
 }
 
 var errGone = errors.New("the instance has ended")
@@ -391,9 +416,7 @@ func (p *Pools) reset(in *instance, c config.Instances) {
 	defer cancel()
 	err := in.unit.Ask(ctx, c.Reset)
 	if err == nil {
-		brief, cancel := context.WithTimeout(ctx, probeWait)
-		defer cancel()
-		err = in.unit.Ask(brief, c.Probe)
+		err = in.ask(ctx, c.Probe)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -416,7 +439,7 @@ func (p *Pools) restLocked(in *instance) {
 	case in.server.refusal != nil:
 		p.endLocked(in, in.server.refusal)
 	case in.dead != nil:
-		p.endLocked(in, gone(in, in.dead))
+		p.diedLocked(in, in.dead)
 	default:
 		p.setLocked(in, Warm)
 		p.fillLocked(in.server)
@@ -474,21 +497,25 @@ func (v *server) overLocked(in *instance) (old, idle time.Time) {
 }
 
 // sweepLocked ends warm instances whose time is over: of the idle ones as many as are
-// more than are to be kept ready, the longest idle first.
+// more than are to be kept ready, the longest idle first. So it does with those that are more
+// than there may be, of a configuration that allowed more.
 func (p *Pools) sweepLocked(v *server) {
 	now := time.Now()
 	warm := slices.DeleteFunc(slices.Clone(v.all), func(in *instance) bool { return in.state != Warm })
 	slices.SortStableFunc(warm, func(a, b *instance) int { return a.since.Compare(b.since) })
 	spare := len(warm) - v.conf.Instances.Min
+	over := len(v.all) - v.count(Ending) - v.most()
 	for _, in := range warm {
 		old, idle := v.overLocked(in)
 		switch {
+		case over > 0:
 		case !old.IsZero() && !now.Before(old):
 		case spare > 0 && !idle.IsZero() && !now.Before(idle):
 		default:
 			continue
 		}
 		spare--
+		over--
 		p.endLocked(in, unused)
 	}
 }
