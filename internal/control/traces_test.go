@@ -131,6 +131,11 @@ func TestTurnsOfASession(t *testing.T) {
 		t.Errorf("all are %v", got.Turns)
 	}
 
+	w.record(turn(keyOf("local", "page"), "t5", "<a> & <b>", "ho"))
+	if r := w.send("", "GET", "/api/v1/turns/t5", ""); !strings.Contains(string(r.body), `"content":"<a> & <b>"`) {
+		t.Errorf("its letters are others: %s", r.body)
+	}
+
 	one := get[row](w, "", "/api/v1/turns/t1")
 	if string(one.Request) != `{"model":"m","messages":[{"role":"user","content":"hi"}]}` || !strings.Contains(string(one.Response), `"ho"`) || one.Header.Get("X-A") != "b" {
 		t.Errorf("one is %+v", one)

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -33,14 +34,17 @@ func WriteRPCError(w http.ResponseWriter, status int, id []byte, err error) {
 }
 
 // WriteJSON answers with v as JSON. A v that JSON cannot say is answered as an
-// internal error, so status is not sent before v is known to be sound.
+// internal error, so status is not sent before v is known to be sound. Raw values keep
+// their escapes: nobody takes the answer for a web page.
 func WriteJSON(w http.ResponseWriter, status int, v any) {
-	body, err := json.Marshal(v)
-	if err != nil {
+	var body bytes.Buffer
+	e := json.NewEncoder(&body)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
 		WriteError(w, fault.New(fault.Internal, "write the answer as JSON: %w", err))
 		return
 	}
-	writeBody(w, status, body)
+	writeBody(w, status, bytes.TrimSuffix(body.Bytes(), []byte("\n")))
 }
 
 // writeFault answers with e in the form of roundhouse's own API; a status other
