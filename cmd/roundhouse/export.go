@@ -110,14 +110,14 @@ func (a *api) export(ctx context.Context, query url.Values, rewards []byte, w, n
 	out := bufio.NewWriterSize(w, 64<<10)
 	var last []byte
 	lines := bufio.NewReaderSize(res.Body, 64<<10)
-	rows := 0
+	rows, unrewarded := 0, rewards != nil || query.Has("reward_key")
 	for err == nil {
 		var line []byte
 		if line, err = lines.ReadBytes('\n'); err == nil {
 			if _, err := out.Write(line); err != nil {
 				return err
 			}
-			last, rows = line, rows+1
+			last, rows, unrewarded = line, rows+1, unrewarded && !bytes.Contains(line, []byte(`"reward":`))
 		}
 	}
 	if flushErr := out.Flush(); flushErr != nil {
@@ -129,6 +129,9 @@ func (a *api) export(ctx context.Context, query url.Values, rewards []byte, w, n
 	skipped := res.Trailer.Get("X-Roundhouse-Skipped")
 	if rows == 0 && (skipped == "" || skipped == "{}") && !query.Has("after") {
 		return tellNone(note, query)
+	}
+	if rows > 0 && unrewarded {
+		fmt.Fprintln(note, "roundhouse: no row has a reward; --reward takes a file with the ids of these sessions, or the name of a member of their metadata")
 	}
 	return tellSkipped(note, skipped)
 }

@@ -110,6 +110,9 @@ func (t *turn) receiveWhole(resp *http.Response, h http.Header, w *watch) ending
 		return t.cut(resp, h, err)
 	}
 	r := t.forward.Whole(body, t.options())
+	if kind := resp.Header.Get("Content-Type"); kind != "" && r.Outcome == dialect.Unparsed && t.call.Request != nil && t.call.Request.Stream {
+		r.Reason += fmt.Sprintf("; a stream was asked for, and its Content-Type is %.100q", kind)
+	}
 	e := t.judged(&r, resp, h)
 	if e.failure == nil {
 		setLength(h, len(r.Tail))

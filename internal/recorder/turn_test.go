@@ -183,6 +183,15 @@ func TestStreamThatDoesNotSaySo(t *testing.T) {
 	if g := w.post("/v1/chat/completions", chatAsk); g.status != 200 || g.body != chatAnswer {
 		t.Errorf("no stream was asked for, and it got %+v", g)
 	}
+	// One that says something else is none, which is said.
+	w.answers(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Type", "text/plain")
+		io.WriteString(rw, chunkHello+chunkFinish+chunkDone)
+	})
+	g := w.post("/v1/chat/completions", strings.Replace(chatStream, `"s1"`, `"plain"`, 1))
+	if r := w.one("plain").Result; g.status != 500 || !strings.Contains(g.body, "text/plain") || r.Outcome != store.Unparsed || !strings.Contains(r.Error, "text/plain") {
+		t.Errorf("got %+v, stored %+v", g, r)
+	}
 }
 
 // C14: the version of the Anthropic API is named only where the client does not.

@@ -143,6 +143,11 @@ func TestTurnsGoOnFromTheLongestEarlierOne(t *testing.T) {
 			chat("2", "user:a|assistant:b|user:c", "d"),
 			withTokens(chat("3", "user:a|assistant:b|user:c|assistant:d|user:e", "f"), []int32{1, 2, 3, 4, 5}, []int32{6}),
 		}, "1, 2<1, 3<2"},
+		{"tokens for some, of which the longer one has them", []store.Call{
+			chat("1", "user:a", "b"),
+			withTokens(chat("2", "user:a|assistant:b|user:c", "d"), []int32{1, 2, 3}, []int32{4}),
+			withTokens(chat("3", "user:a|assistant:b|user:c|assistant:other words|user:e", "f"), []int32{1, 2, 3, 4, 5}, []int32{6}),
+		}, "1, 2<1, 3<2"},
 		{"not JSON", []store.Call{
 			chat("1", "user:a", "b"), turnOf("chat", "2", "no", "no"),
 		}, "1, 2 unreadable"},
