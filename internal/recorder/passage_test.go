@@ -69,6 +69,25 @@ func TestWhatIsNotRecordedKeepsItsBytes(t *testing.T) {
 	}
 }
 
+// C2, C10: what is not recorded is not changed for its engine either: tools that only
+// Anthropic has stay, and nothing is asked for.
+func TestWhatIsNotRecordedIsNotFittedToItsEngine(t *testing.T) {
+	w := newWorld(t, func(cfg *config.LLM) { cfg.Upstreams[0].Engine = "vllm" })
+	w.answers(saysJSON(200, `{}`))
+	const ask = `{"model":"m","tools":[{"type":"web_search_20250305","name":"web_search"},{"name":"f","input_schema":{}}],"messages":[]}`
+	for i, session := range []string{"", "/sessions/s1"} {
+		w.post(session+"/v1/messages", ask, "X-Roundhouse-Record", []string{"off", "train"}[i])
+		w.settle()
+		if sent := w.requests()[i].body; (sent == ask) != (session == "") {
+			t.Errorf("%q: sent %s", session, sent)
+		}
+	}
+	w.post("/v1/chat/completions", chatAskCut)
+	if sent := w.requests()[2].body; sent != chatAskCut {
+		t.Errorf("sent %s", sent)
+	}
+}
+
 // C1, A.2, A.16 rows 8 to 10: what manages an engine, or is no model API's, is never
 // forwarded; the Responses API is 501 where no upstream speaks it.
 func TestWhatIsNeverForwarded(t *testing.T) {

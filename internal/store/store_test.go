@@ -578,7 +578,7 @@ func TestCredentialsAreNotStored(t *testing.T) {
 	v := call("c")
 	r := result("answer")
 	r.Header = v.Header.Clone()
-	for _, name := range credentials {
+	for _, name := range []string{"Authorization", "Proxy-Authorization", "Cookie", "Set-Cookie", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "X-Roundhouse-Token"} {
 		v.Header.Set(name, "sesame")
 		r.Header.Set(name, "sesame")
 	}

@@ -371,6 +371,37 @@ func TestADeletedSessionIsGone(t *testing.T) {
 	})
 }
 
+// C15: a session whose removal was cut short is gone all the same, and its rows go later.
+func TestASessionThatIsHalfDeletedIsGone(t *testing.T) {
+	suite(t, func(t *testing.T, open func() *Store) {
+		s := open()
+		begin(t, s, call("1"))
+		err := s.submit(t.Context(), "delete a session, and crash", 0, func(c *conn) error {
+			k, _, err := c.session(key)
+			if err != nil && !errors.Is(err, ErrNotFound) { // which it is in a repetition
+				return err
+			}
+			_, err = c.change(hideSession, k)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for v, err := range s.Sessions(t.Context(), SessionFilter{}) {
+			t.Errorf("there is %+v, %v", v, err)
+		}
+		_, err = s.Session(t.Context(), key.Principal, key.ID)
+		wantErr(t, err, ErrNotFound)
+		wantEqual(t, all(t, s, CallFilter{}), nil)
+		begin(t, s, call("2"))
+		wantEqual(t, all(t, s, CallFilter{}), []string{"2"})
+		if removed, err := s.Retain(t.Context(), Retention{}); err != nil || removed.Calls != 1 {
+			t.Errorf("removed %+v, %v", removed, err)
+		}
+		wantEqual(t, all(t, s, CallFilter{}), []string{"2"})
+	})
+}
+
 // C15: retention takes whole closed sessions, the oldest first.
 func TestRetentionTakesTheOldestClosedSessions(t *testing.T) {
 	suite(t, func(t *testing.T, open func() *Store) {

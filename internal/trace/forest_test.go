@@ -328,6 +328,8 @@ func TestTheVerdictOfASession(t *testing.T) {
 		{"under way", store.Session{}, []store.Call{call("1", "a", store.Observe, "")}, `call "1" is under way`},
 		{"observed failures of others", store.Session{}, []store.Call{call("1", "a", store.Observe, store.UpstreamError), call("2", "b", store.Observe, store.ClientGone)}, ""},
 		{"observed failures of ours", store.Session{}, []store.Call{call("1", "a", store.Observe, store.Lost)}, `call "1" ended as lost`},
+		{"an observed turn that was not stored", store.Session{}, []store.Call{call("1", "a", store.Observe, store.StoreFailed)}, `call "1" ended as store_failed`},
+		{"an observed turn that was not read", store.Session{}, []store.Call{call("1", "a", store.Observe, store.Unparsed)}, `call "1" ended as unparsed`},
 		{"marked", store.Session{Incomplete: "a turn was not stored"}, nil, "a turn was not stored"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
