@@ -46,6 +46,7 @@ type Unit interface {
 type Catalogue struct {
 	Handshake *pool.Handshake
 	Lists     map[pool.Kind]*pool.Listing // unfiltered; one that the server does not declare is absent
+	Failed    map[pool.Kind]error         // of those that could not be read, and never were
 }
 
 // Config says how Pools works.
@@ -437,6 +438,37 @@ func (p *Pools) Describe(ctx context.Context, s *config.Server) (*Catalogue, err
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// Refresh is Describe for who needs a list that could not be read: an instance that lives
+// is asked once more (R9).
+func (p *Pools) Refresh(ctx context.Context, s *config.Server) (*Catalogue, error) {
+	known, err := p.Describe(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	v, err := p.serverLocked(s)
+	var unit Unit
+	if err == nil {
+		if i := slices.IndexFunc(v.all, func(in *instance) bool { return in.unit != nil && in.state != Ending }); i >= 0 {
+			unit = v.all[i].unit
+		}
+	}
+	p.mu.Unlock()
+	if err != nil || unit == nil {
+		return known, err
+	}
+	brief, cancel := context.WithTimeout(ctx, probeWait)
+	defer cancel()
+	now, err := unit.Catalogue(brief)
+	if err != nil {
+		return known, nil // which says of the list why there is none
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v.learnLocked(now)
+	return v.known, nil
 }
 
 // Report says how a drain went.

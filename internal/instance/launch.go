@@ -140,13 +140,14 @@ func (s *Starter) Launch(ctx context.Context, server *config.Server, index int, 
 	own.Recovery = config.Recovery{}              // a new process would not be the one that the session knows
 	own.IncludeTools, own.ExcludeTools = nil, nil // each session filters for itself
 	u := &unit{starter: s, holder: s.cfg.Pool.NewHolder(""), dir: at.Dir, lost: lost, news: news}
-	slow := fault.New(fault.StartTimeout, "an instance of server %q was not ready within %s; startTimeout of the server sets the limit", server.Name, server.StartTimeout)
+	slow := fault.New(fault.StartTimeout, "an instance of server %q was not warm within %s; startTimeout of the server sets the limit", server.Name, server.StartTimeout)
 	slow.Server = server.Name
-	ctx, cancel := context.WithTimeoutCause(ctx, server.StartTimeout, slow)
+	warming, cancel := context.WithTimeoutCause(ctx, server.StartTimeout, slow)
 	defer cancel()
+	// The dial has the same limit, and its error says what the server wrote.
 	u.att, err = u.holder.Acquire(ctx, pool.Want{Server: own, Capabilities: noCapabilities, Listener: u})
 	if err == nil && server.Instances.Warmup.Tool != "" {
-		if err = u.att.Call(ctx, server.Instances.Warmup); err != nil {
+		if err = u.att.Call(warming, server.Instances.Warmup); err != nil {
 			err = failedWarmup(server.Name, err)
 		}
 	}
@@ -196,13 +197,15 @@ func (u *unit) Catalogue(ctx context.Context) (*Catalogue, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Catalogue{Handshake: h, Lists: map[pool.Kind]*pool.Listing{}}
+	c := &Catalogue{Handshake: h, Lists: map[pool.Kind]*pool.Listing{}, Failed: map[pool.Kind]error{}}
 	for _, k := range []pool.Kind{pool.Tools, pool.Prompts, pool.Resources, pool.Templates} {
 		switch l, err := u.att.List(ctx, k); {
 		case err == nil && l != nil:
 			c.Lists[k] = l
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("list the %s: %w", k, context.Cause(ctx))
+		case err != nil:
+			c.Failed[k] = err
 		}
 	}
 	return c, nil

@@ -273,6 +273,45 @@ func TestWarmup(t *testing.T) {
 	}
 }
 
+// I1, P9: an instance that is not ready in time fails as any server does, with what can be
+// said of its start; the time is that of the warm-up, too.
+func TestAnInstanceThatIsNotReadyInTime(t *testing.T) {
+	h := newHouse(t, config.Budget{})
+	s := h.server(func(s *config.Server) { s.StartTimeout = time.Second }, "-never-start")
+	_, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "a"})
+	if !fault.Is(err, fault.StartTimeout) || !strings.Contains(err.Error(), "did not answer initialize and list what it has within 1s") || fault.Of(err).Data["elapsedMs"] == nil {
+		t.Error(err)
+	}
+	h = newHouse(t, config.Budget{})
+	s = h.server(func(s *config.Server) {
+		s.StartTimeout, s.Instances.MaxWait = 3*time.Second, time.Minute
+		s.Instances.Warmup = config.ToolCall{Tool: "slow", Arguments: json.RawMessage(`{"ms":600000}`)}
+	})
+	if _, err := h.pools.Acquire(t.Context(), s, Borrower{"local", "a"}); !fault.Is(err, fault.StartTimeout) || !strings.Contains(err.Error(), "within 3s") {
+		t.Error(err)
+	}
+}
+
+// I1, R9: a list that could not be read is not taken for one that is not declared, and is
+// read again when somebody wants it. One that is known stays.
+func TestAListThatCouldNotBeReadIsReadAgain(t *testing.T) {
+	h := newHouse(t, config.Budget{})
+	s := h.server(nil, "-fail-list", "tools", "-fail-list-times", "2") // at the start, and right after it
+	known, err := h.pools.Describe(t.Context(), s)
+	if err != nil || known.Failed[pool.Tools] == nil || known.Lists[pool.Tools] != nil || known.Lists[pool.Prompts] == nil {
+		t.Fatalf("%+v, %v", known, err)
+	}
+	if known, err = h.pools.Refresh(t.Context(), s); err != nil || known.Failed[pool.Tools] != nil || known.Lists[pool.Tools] == nil {
+		t.Fatalf("%+v, %v", known, err)
+	}
+	tools := known.Lists[pool.Tools]
+	h.lease(s, "a")
+	h.lease(s, "b") // another one, which fails in the same way
+	if known, err = h.pools.Describe(t.Context(), s); err != nil || known.Failed[pool.Tools] != nil || known.Lists[pool.Tools] != tools {
+		t.Errorf("%+v, %v", known, err)
+	}
+}
+
 // I1: a reset through a tool of the server's own; the process stays.
 func TestReset(t *testing.T) {
 	h := newHouse(t, config.Budget{})

@@ -273,7 +273,8 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 	v := in.server
 	if err == nil {
 		in.unit, in.ready = unit, time.Now()
-		v.failure, v.known = nil, known
+		v.failure = nil
+		v.learnLocked(known)
 		for _, c := range v.curious {
 			c <- nil
 		}
@@ -385,8 +386,21 @@ func (p *Pools) news(in *instance) {
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		in.server.known = known
+		in.server.learnLocked(known)
 	})
+}
+
+// learnLocked takes what an instance has. A list that it could not read is as it was (R9).
+func (v *server) learnLocked(now *Catalogue) {
+	if v.known != nil {
+		for k := range now.Failed {
+			if l := v.known.Lists[k]; l != nil {
+				now.Lists[k] = l
+				delete(now.Failed, k)
+			}
+		}
+	}
+	v.known = now
 }
 
 // returnLocked takes an instance back from its session (I5).

@@ -110,6 +110,12 @@ func (b *binding) handshake(ctx context.Context) (h *pool.Handshake, err error) 
 func listOf(ctx context.Context, b *binding, kind pool.Kind) (l *pool.Listing, spoken era.Era, err error) {
 	if server := b.unleased(); server != nil {
 		known, err := b.describe(ctx, server)
+		if err == nil && known.Failed[kind] != nil {
+			known, err = b.s.m.cfg.Instances.Refresh(ctx, server)
+		}
+		if err == nil {
+			err = known.Failed[kind]
+		}
 		if err != nil {
 			return nil, "", err
 		}

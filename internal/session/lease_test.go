@@ -102,6 +102,33 @@ func TestListingNeedsNoLease(t *testing.T) {
 	})
 }
 
+// I1, R9: a list that no instance could give is the server's error, and is asked for again.
+func TestAListThatAnInstanceCouldNotGiveIsAskedForAgain(t *testing.T) {
+	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
+		lists := 0
+		w.on = func(l *link, f wire.Frame) bool {
+			if f.Method != wire.ToolsList {
+				return false
+			}
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if lists++; lists > 3 { // twice at the start, and once for the client
+				return false
+			}
+			l.wg.Go(func() { l.say(wire.ErrorReply(f.ID(), wire.ErrorObject(-1, "not now"))) })
+			return true
+		}
+		a := w.client("browser", "a")
+		if answer := a.do(1, wire.ToolsList, "{}"); !strings.Contains(answer, "not now") {
+			t.Error(answer)
+		}
+		if answer := a.do(2, wire.ToolsList, "{}"); !strings.Contains(answer, `{"name":"echo"}`) {
+			t.Error(answer)
+		}
+		w.expectLeases()
+	})
+}
+
 // I3: the error of one who waited too long reaches the client.
 func TestAClientThatWaitsTooLongIsToldWhoHasTheInstances(t *testing.T) {
 	inWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *world) {
