@@ -11,10 +11,10 @@ const (
 	maxRecentBytes = 4 << 10 // of what one session's row holds of JSON
 )
 
-// recent keeps the newest life of sessions that were asked for: each model call asks for
-// its own, and to read it takes as long as to prepare all the rest. The writer, which alone
-// changes sessions, drops what it has changed before it answers, so nobody sees what is older
-// than a write that has returned.
+// recent keeps the newest life of sessions that were asked for, and of which there is none,
+// which has the incarnation 0: each model call asks for its own, and to read it takes as long
+// as to prepare all the rest. The writer, which alone changes sessions, drops what it has
+// changed before it answers, so nobody sees what is older than a write that has returned.
 type recent struct {
 	mu    sync.Mutex
 	rows  map[sessionName]Session // nil when the store is closed

@@ -28,6 +28,10 @@ func TestASessionIsNeverOlderThanWhatWasWritten(t *testing.T) {
 		save := func(k SessionKey, state string) error {
 			return s.SaveSession(ctx, Session{SessionKey: k, State: state, Created: now, LastActivity: now})
 		}
+		for range 2 {
+			_, err := s.Session(ctx, key.Principal, key.ID)
+			wantErr(t, err, ErrNotFound)
+		}
 		for _, step := range []struct {
 			name  string
 			write func() error

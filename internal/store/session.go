@@ -153,8 +153,12 @@ type SessionFilter struct {
 // Session returns the newest life of the principal's session of that name. Its Metadata and
 // Clients are not to be changed.
 func (s *Store) Session(ctx context.Context, principal, id string) (Session, error) {
+	unknown := func() (Session, error) { return Session{}, fmt.Errorf("read session %q: %w", id, ErrNotFound) }
 	v, keep, ok := s.recent.get(sessionName{principal, id})
-	if ok {
+	switch {
+	case ok && v.Incarnation == 0:
+		return unknown()
+	case ok:
 		return v, nil
 	}
 	// It is one row by its index. To be able to break that off would cost more than it does.
@@ -164,7 +168,8 @@ func (s *Store) Session(ctx context.Context, principal, id string) (Session, err
 	case err != nil:
 		return Session{}, err
 	case len(found) == 0:
-		return Session{}, fmt.Errorf("read session %q: %w", id, ErrNotFound)
+		keep(Session{}) // calls that are not recorded name it again and again
+		return unknown()
 	}
 	keep(found[0])
 	return found[0], nil
