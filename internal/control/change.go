@@ -22,7 +22,7 @@ func (c *Control) changeSession(w http.ResponseWriter, r *http.Request, caller f
 		principal, err = c.owner(r, caller)
 	}
 	if err == nil {
-		err = c.cfg.Sessions.SetTools(principal, r.PathValue("id"), tools)
+		err = c.cfg.Sessions.SetTools(r.Context(), principal, r.PathValue("id"), tools)
 	}
 	if err != nil {
 		front.WriteError(w, err)

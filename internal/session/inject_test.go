@@ -247,7 +247,7 @@ func TestFiltersHoldForInjectedServers(t *testing.T) {
 	inWorld(t, usual, nil, func(w *world) {
 		c := w.client("", "s")
 		w.inject("s", own("x"))
-		if err := w.m.SetTools("local", "s", &Tools{Exclude: []string{"x__echo"}}); err != nil {
+		if err := w.m.SetTools(context.Background(), "local", "s", &Tools{Exclude: []string{"x__echo"}}); err != nil {
 			t.Fatal(err)
 		}
 		if got := c.do(2, wire.ToolsCall, `{"name":"x__echo"}`); !strings.Contains(got, "forbidden_tool") {

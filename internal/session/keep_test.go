@@ -122,7 +122,7 @@ func TestSessionsGoOnAfterARestart(t *testing.T) {
 		named, minted := w.client("files", "run-1"), w.client("", "")
 		w.works(named.do(1, wire.ToolsCall, echo))
 		w.works(minted.do(1, wire.ToolsCall, `{"name":"files__echo"}`))
-		if err := w.m.SetTools("local", "run-1", &Tools{Exclude: []string{"other__*"}}); err != nil {
+		if err := w.m.SetTools(context.Background(), "local", "run-1", &Tools{Exclude: []string{"other__*"}}); err != nil {
 			w.Fatal(err)
 		}
 		before, err := w.m.Get("local", false, "run-1")

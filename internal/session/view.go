@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"reflect"
 	"slices"
 	"strings"
@@ -51,9 +52,10 @@ func (b *binding) narrow() func(name string) bool {
 	return nil
 }
 
-// SetTools replaces a session's filter. Its clients are told that what they
-// see has changed, the servers nothing (V4). Another principal's session is unknown.
-func (m *Manager) SetTools(principal, id string, f *Tools) error {
+// SetTools replaces a session's filter, and stores it: no crash may let through again what
+// somebody was told is not (N6). The session's clients are told that what they see has
+// changed, the servers nothing (V4). Another principal's session is unknown.
+func (m *Manager) SetTools(ctx context.Context, principal, id string, f *Tools) error {
 	m.mu.Lock()
 	s := m.findLocked(principal, false, id)
 	m.mu.Unlock()
@@ -61,6 +63,9 @@ func (m *Manager) SetTools(principal, id string, f *Tools) error {
 		return unknownSession(id)
 	}
 	s.setTools(f)
+	if !s.settle(ctx, storeTimeout) {
+		return fault.New(fault.Internal, "session %q has the filter from now on, but the database has not stored it yet, for the reason that the daemon's log gives; a restart before that would bring back the one before: ask for the change again until it works", id)
+	}
 	return nil
 }
 

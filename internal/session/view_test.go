@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -114,7 +115,7 @@ func TestASessionsFilter(t *testing.T) {
 		}
 		set := func(f *Tools) {
 			t.Helper()
-			if err := w.m.SetTools("local", "s", f); err != nil {
+			if err := w.m.SetTools(context.Background(), "local", "s", f); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -147,7 +148,7 @@ func TestASessionsFilter(t *testing.T) {
 		if one.lists() != "echo danger" || all.lists() != before {
 			t.Errorf("%s; %s", one.lists(), all.lists())
 		}
-		if err := w.m.SetTools("another", "s", &Tools{}); !fault.Is(err, fault.UnknownSession) {
+		if err := w.m.SetTools(context.Background(), "another", "s", &Tools{}); !fault.Is(err, fault.UnknownSession) {
 			t.Errorf("another principal's: %v", err)
 		}
 	})
@@ -169,7 +170,7 @@ func TestAPrincipalsFilter(t *testing.T) {
 		c.heard()
 		filter(map[string]config.ToolFilter{"local": {Exclude: []string{"a__danger"}}, "another": {Include: []string{}}})
 		expectHeard(t, c, wire.ToolsListChanged, wire.PromptsListChanged)
-		if err := w.m.SetTools("local", "s", &Tools{Include: []string{"a__danger", "a__echo"}}); err != nil {
+		if err := w.m.SetTools(context.Background(), "local", "s", &Tools{Include: []string{"a__danger", "a__echo"}}); err != nil {
 			t.Fatal(err)
 		}
 		if c.lists() != "echo" {

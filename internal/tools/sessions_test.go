@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,7 +85,7 @@ func TestOurToolsAreListed(t *testing.T) {
 func TestFiltersHoldForOurTools(t *testing.T) {
 	inWorld(t, 16, func(w *world) {
 		ours, all := w.client("local", "roundhouse", "s"), w.client("local", "", "s")
-		if err := w.m.SetTools("local", "s", &session.Tools{Include: []string{"files__*", "roundhouse__session_stats"}}); err != nil {
+		if err := w.m.SetTools(context.Background(), "local", "s", &session.Tools{Include: []string{"files__*", "roundhouse__session_stats"}}); err != nil {
 			t.Fatal(err)
 		}
 		out := newTray()
