@@ -332,5 +332,24 @@ test('responses outlast the daemon', async (t) => {
   assert.equal((await ask('create', approve)).error.status, 400);
   assert.equal(lines(file), 1);
   assert.equal((await ask('create', { params: { model: 'text', previous_response_id: running.id, input: 'x' } })).error.status, 400);
+
+  const waiting = ask('events', { params: { model: 'endless', input: 'Go.', tools: [tool] } });
+  await until('it streams', 30_000, () => world.proxy.streams.at(-1)?.text.includes('mcp_call_arguments.done'));
+  await restart(world.daemon, 'SIGKILL');
+  const cut = await waiting;
+  assert.ok(cut.broken, 'the client does not see that the daemon died');
+  const { response: lost } = await ask('retrieve', { id: cut.events[0].response.id });
+  assert.deepEqual([lost.status, lost.error.code, lost.background], ['failed', 'server_error', false]);
   world.checkStreams();
+});
+
+// X1, B.1: the documentation tells what becomes of each field that the SDK can send.
+test('every field of the SDK is documented', () => {
+  const types = readFileSync(new URL('node_modules/openai/resources/responses/responses.d.ts', import.meta.url), 'utf8');
+  const [, fields] = /export interface ResponseCreateParamsBase \{\n(.*?)\n\}/s.exec(types);
+  const names = [...fields.matchAll(/^ {4}(\w+)\??:/gm)].map(([, name]) => name);
+  assert.ok(names.length > 30, `only ${names.length} fields were found`);
+  const guide = readFileSync(new URL('../../docs/responses.md', import.meta.url), 'utf8');
+  const [, table] = /\n## Fields\n(.*?)\n## /s.exec(guide);
+  assert.deepEqual(names.filter((name) => !table.includes(`\`${name}\``)), []);
 });
