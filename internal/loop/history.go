@@ -16,6 +16,7 @@ type chatHistory struct {
 	c       *chat
 	said    *chatMessage // what the model said, to which calls may still be added
 	results []*chatMessage
+	awaited map[string]bool   // calls whose results follow in the input
 	shown   []json.RawMessage // of the results, what is no text
 }
 
@@ -116,6 +117,9 @@ func toolOutput(it *inputItem) string {
 // flush makes messages of what waits.
 func (h *chatHistory) flush() {
 	if h.said != nil {
+		if len(h.said.ToolCalls) == 0 && string(h.said.Content) == "null" {
+			h.said.Content = text("") // engines take none only beside calls
+		}
 		h.c.add(h.said)
 		h.said = nil
 	}
@@ -125,13 +129,14 @@ func (h *chatHistory) flush() {
 	if len(h.shown) > 0 { // messages of tools hold text only; what they show follows as the user's
 		h.c.add(&chatMessage{Role: "user", Content: array(append([]json.RawMessage{textPart(haveShown)}, h.shown...))})
 	}
-	h.results, h.shown = nil, nil
+	h.results, h.shown, h.awaited = nil, nil, nil
 }
 
 // flushResults does so if the last thing was what came of a call: what follows is another
-// turn of the model's.
+// turn of the model's. While a call of the caller's function has no result yet, it is the same
+// one, since servers' tools have theirs at once; results belong right behind their calls.
 func (h *chatHistory) flushResults() {
-	if len(h.results) > 0 {
+	if len(h.results) > 0 && len(h.awaited) == 0 {
 		h.flush()
 	}
 }
@@ -148,9 +153,16 @@ func (h *chatHistory) assistant() *chatMessage {
 func (h *chatHistory) call(id, name, arguments string) {
 	m := h.assistant()
 	m.ToolCalls = append(m.ToolCalls, chatCall{ID: id, Type: "function", Function: chatFunction{name, callArguments(arguments)}})
+	if h.c.r.outputs[id] {
+		if h.awaited == nil {
+			h.awaited = map[string]bool{}
+		}
+		h.awaited[id] = true
+	}
 }
 
 func (h *chatHistory) result(id, output string) {
+	delete(h.awaited, id)
 	h.results = append(h.results, &chatMessage{Role: "tool", CallID: id, Content: text(output)})
 }
 
