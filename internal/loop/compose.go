@@ -58,6 +58,21 @@ func (c *composer) say(of ItemType, kind Kind, delta string) {
 	c.r.tell(kind, c.open, delta)
 }
 
+// summary adds to a part of the summary of the reasoning that grows; a part that is not there
+// yet is the next one.
+func (c *composer) summary(part int, delta string) {
+	if c.open == nil || c.open.Type != ReasoningItem || delta == "" {
+		return
+	}
+	if n := len(c.open.Summary); n == 0 || part >= n {
+		c.open.Summary = append(c.open.Summary, "")
+		c.growing[0].Reset()
+	}
+	c.growing[0].WriteString(delta) // a reasoning has no text
+	c.open.Summary[len(c.open.Summary)-1] = c.growing[0].String()
+	c.r.tell(Summary, c.open, delta)
+}
+
 // start begins a message or reasoning. Its id is ours, so that who is told of it can refer to
 // it (B.5.9), but for a reasoning under an id of the upstream's: what is encrypted in it is
 // good under that id only.

@@ -66,9 +66,10 @@ type Item struct {
 	Type   ItemType
 	Status string
 
-	Text, Refusal string // of a message
-	Phase         string // of a message, by the upstream: what it is to the answer as a whole; "" is none
-	Thoughts      string // of a reasoning
+	Text, Refusal string   // of a message
+	Phase         string   // of a message, by the upstream: what it is to the answer as a whole; "" is none
+	Thoughts      string   // of a reasoning
+	Summary       []string // of a reasoning, by the upstream; its parts
 
 	CallID    string // of a function's or custom tool's call, by the model
 	Label     string // of the server
@@ -157,6 +158,9 @@ func RefusalPart(text string) Part { return Part{Type: "refusal", Refusal: &text
 // ThoughtsPart is the part of a reasoning.
 func ThoughtsPart(text string) Part { return Part{Type: "reasoning_text", Text: &text} }
 
+// SummaryPart is a part of a reasoning's summary.
+func SummaryPart(text string) Part { return Part{Type: "summary_text", Text: &text} }
+
 // parts returns the content of a message.
 func (it *Item) parts() []Part {
 	parts := []Part{}
@@ -186,17 +190,20 @@ func (it *Item) JSON() json.RawMessage {
 			Phase   string   `json:"phase,omitempty"`
 		}{it.ID, it.Type, it.Status, "assistant", it.parts(), it.Phase}
 	case ReasoningItem:
-		thoughts := []Part{}
+		thoughts, summary := []Part{}, []Part{}
+		for _, s := range it.Summary {
+			summary = append(summary, SummaryPart(s))
+		}
 		if it.Thoughts != "" {
 			thoughts = append(thoughts, ThoughtsPart(it.Thoughts))
 		}
 		v = struct {
-			ID      string     `json:"id"`
-			Type    ItemType   `json:"type"`
-			Summary []struct{} `json:"summary"`
-			Content []Part     `json:"content"`
-			Status  string     `json:"status,omitempty"`
-		}{it.ID, it.Type, []struct{}{}, thoughts, it.Status}
+			ID      string   `json:"id"`
+			Type    ItemType `json:"type"`
+			Summary []Part   `json:"summary"`
+			Content []Part   `json:"content"`
+			Status  string   `json:"status,omitempty"`
+		}{it.ID, it.Type, summary, thoughts, it.Status}
 	case FunctionCall:
 		v = struct {
 			ID        string   `json:"id"`

@@ -133,6 +133,7 @@ const (
 	Text      Kind = "text"      // more of a message's text
 	Refusal   Kind = "refusal"   // more of a message's refusal
 	Reasoning Kind = "reasoning" // more of a reasoning's text
+	Summary   Kind = "summary"   // more of the last part of a reasoning's summary
 	Arguments Kind = "arguments" // more of a call's arguments, or of a custom tool's input
 	Called    Kind = "called"    // the arguments are complete; what is run is run now
 	Advanced  Kind = "advanced"  // a running call tells how far it is
@@ -144,7 +145,7 @@ const (
 type Event struct {
 	Kind     Kind
 	Item     Item
-	Delta    string           // of Text, Refusal, Reasoning and Arguments
+	Delta    string           // of Text, Refusal, Reasoning, Summary and Arguments
 	Progress session.Progress // of Advanced
 	Outcome  *Outcome         // of Ended
 }

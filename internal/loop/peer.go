@@ -188,6 +188,7 @@ type peerEvent struct {
 	Index    int             `json:"output_index"`
 	Item     json.RawMessage `json:"item"`
 	Delta    string          `json:"delta"`
+	Summary  int             `json:"summary_index"`
 	Response *peerResponse   `json:"response"`
 	Message  string          `json:"message"`
 	Code     string          `json:"code"`
@@ -249,6 +250,8 @@ func (p *peerReader) take(e *peerEvent, data []byte) error {
 		p.co.refusal(e.Delta)
 	case "response.reasoning_text.delta":
 		p.co.thoughts(e.Delta)
+	case "response.reasoning_summary_text.delta":
+		p.co.summary(e.Summary, e.Delta)
 	case "response.function_call_arguments.delta", "response.custom_tool_call_input.delta":
 		if k := p.calls[e.Index]; k != nil {
 			p.co.argued(k, e.Delta)
@@ -271,13 +274,14 @@ func (p *peerReader) take(e *peerEvent, data []byte) error {
 
 // peerOutput is an item of the upstream's output.
 type peerOutput struct {
-	Type      ItemType `json:"type"`
-	ID        string   `json:"id"`
-	CallID    string   `json:"call_id"`
-	Name      string   `json:"name"`
-	Arguments string   `json:"arguments"`
-	Input     string   `json:"input"`
-	Phase     string   `json:"phase"`
+	Type      ItemType                `json:"type"`
+	ID        string                  `json:"id"`
+	CallID    string                  `json:"call_id"`
+	Name      string                  `json:"name"`
+	Arguments string                  `json:"arguments"`
+	Input     string                  `json:"input"`
+	Phase     string                  `json:"phase"`
+	Summary   []struct{ Text string } `json:"summary"`
 	Content   []struct {
 		Type, Text, Refusal string
 	} `json:"content"`
@@ -305,6 +309,9 @@ func (p *peerReader) told(raw json.RawMessage) {
 	var it peerOutput
 	if json.Unmarshal(raw, &it) != nil {
 		return
+	}
+	for i, part := range it.Summary {
+		p.co.summary(i, part.Text)
 	}
 	for _, part := range it.Content {
 		switch part.Type {

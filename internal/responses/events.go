@@ -15,12 +15,20 @@ type teller struct {
 // part is the part of a message or a reasoning that grows.
 type part struct {
 	index int
-	kind  loop.Kind // Text, Refusal or Reasoning
+	kind  loop.Kind // Text, Refusal, Reasoning or Summary
 	text  []byte
 }
 
+// place names the kind of place that the part has in its item, and whole how the API calls it.
+func (k *part) place() (place, whole string) {
+	if k.kind == loop.Summary {
+		return "summary_index", "reasoning_summary_part"
+	}
+	return "content_index", "content_part"
+}
+
 // part's events, by what grows.
-var partEvents = map[loop.Kind]string{loop.Text: "output_text", loop.Refusal: "refusal", loop.Reasoning: "reasoning_text"}
+var partEvents = map[loop.Kind]string{loop.Text: "output_text", loop.Refusal: "refusal", loop.Reasoning: "reasoning_text", loop.Summary: "reasoning_summary_text"}
 
 func (k *part) json() json.RawMessage {
 	text := string(k.text)
@@ -30,6 +38,8 @@ func (k *part) json() json.RawMessage {
 		p = loop.RefusalPart(text)
 	case loop.Reasoning:
 		p = loop.ThoughtsPart(text)
+	case loop.Summary:
+		p = loop.SummaryPart(text)
 	}
 	b, err := json.Marshal(p)
 	if err != nil {
@@ -56,7 +66,9 @@ func (t *teller) observe(e loop.Event) {
 			t.aboutItem("response.mcp_call.in_progress", it)
 		}
 	case loop.Text, loop.Refusal, loop.Reasoning:
-		t.grow(it, e.Kind, e.Delta)
+		t.grow(it, e.Kind, 0, e.Delta)
+	case loop.Summary:
+		t.grow(it, e.Kind, len(it.Summary)-1, e.Delta)
 	case loop.Arguments:
 		if name := argumentsOf[it.Type]; name != "" {
 			t.aboutItem("response."+name+".delta", it, "delta", e.Delta)
@@ -90,21 +102,25 @@ func (t *teller) aboutItem(kind string, it *loop.Item, members ...any) {
 	t.r.tell(kind, append([]any{"item_id", it.ID, "output_index", it.Index}, members...)...)
 }
 
-// grow tells of more of a text, in the part that it belongs to.
-func (t *teller) grow(it *loop.Item, kind loop.Kind, delta string) {
+// grow tells of more of a text, in the part that it belongs to: of a summary in that of the
+// index, else in the one that grows, or in a new one if that is of another kind.
+func (t *teller) grow(it *loop.Item, kind loop.Kind, index int, delta string) {
 	k := t.parts[it.Index]
-	if k == nil || k.kind != kind {
-		next := 0
+	if k == nil || k.kind != kind || kind == loop.Summary && k.index != index {
 		if k != nil {
 			t.closePart(it, k)
-			next = k.index + 1
+			if kind != loop.Summary && k.kind != loop.Summary { // which are counted apart
+				index = k.index + 1
+			}
 		}
-		k = &part{index: next, kind: kind}
+		k = &part{index: index, kind: kind}
 		t.parts[it.Index] = k
-		t.aboutItem("response.content_part.added", it, "content_index", k.index, "part", k.json())
+		place, whole := k.place()
+		t.aboutItem("response."+whole+".added", it, place, k.index, "part", k.json())
 	}
 	k.text = append(k.text, delta...)
-	members := []any{"content_index", k.index, "delta", delta}
+	place, _ := k.place()
+	members := []any{place, k.index, "delta", delta}
 	if kind == loop.Text {
 		members = append(members, "logprobs", noLogprobs)
 	}
@@ -116,12 +132,13 @@ func (t *teller) closePart(it *loop.Item, k *part) {
 	if k.kind == loop.Refusal {
 		name = "refusal"
 	}
-	members := []any{"content_index", k.index, name, string(k.text)}
+	place, whole := k.place()
+	members := []any{place, k.index, name, string(k.text)}
 	if k.kind == loop.Text {
 		members = append(members, "logprobs", noLogprobs)
 	}
 	t.aboutItem("response."+partEvents[k.kind]+".done", it, members...)
-	t.aboutItem("response.content_part.done", it, "content_index", k.index, "part", k.json())
+	t.aboutItem("response."+whole+".done", it, place, k.index, "part", k.json())
 }
 
 // done tells that an item stays as it is.

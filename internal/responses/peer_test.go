@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -32,6 +33,13 @@ func peerSays(items ...string) http.HandlerFunc {
 		}
 		event("response.output_item.added", fmt.Sprintf(`,"output_index":%d,"item":%s`, i, b))
 		switch v["type"] {
+		case "reasoning":
+			summary, _ := v["summary"].([]any)
+			for n, part := range summary {
+				for _, piece := range strings.SplitAfter(at(part, "text").(string), " ") {
+					event("response.reasoning_summary_text.delta", fmt.Sprintf(`,"output_index":%d,"summary_index":%d,"delta":%q`, i, n, piece))
+				}
+			}
 		case "message":
 			event("response.output_text.delta", fmt.Sprintf(`,"output_index":%d,"content_index":0,"delta":%q`, i, at(v, "content.0.text")))
 		case "function_call":
@@ -89,6 +97,43 @@ func TestMoreOfAnUpstreamOfTheSameAPI(t *testing.T) {
 	want(t, o, "status", "completed", "output.1.type", "mcp_call", "output.2.type", "custom_tool_call", "output.2.input", `{"input":1}`)
 	want(t, w.prompts()[0], "tools.0.type", "custom", "include", nil)
 	want(t, w.prompts()[1], "input.2.type", "function_call_output", "input.3.content.1.type", "input_image", "input.3.content.1.image_url", "data:image/png;base64,AAAA")
+}
+
+// X5, B.2: the summary of what such an upstream has thought is told of as it grows, part by part,
+// and stays if the upstream breaks off.
+func TestSummariesOfThoughts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(w *world) { w.llm.Upstreams[0].Responses = true })
+	w.answers(peerSays(`{"type":"reasoning","id":"rs_1","summary":[{"type":"summary_text","text":"I think"},{"type":"summary_text","text":"so"}],"encrypted_content":"xyz"}`,
+		`{"type":"message","id":"msg_1","role":"assistant","content":[{"type":"output_text","text":"done"}]}`))
+	events := w.streamed(`{"model":"m","input":"go","stream":true,` + oneServer + `}`)
+	checkOrder(t, events)
+	var told []string
+	for _, e := range events {
+		if kind := strings.TrimPrefix(e["type"].(string), "response.reasoning_summary_"); kind != e["type"] {
+			told = append(told, fmt.Sprintf("%s %v %v%v%v", kind, e["summary_index"], e["delta"], e["text"], at(e, "part.text")))
+		}
+	}
+	const none = "<nil>"
+	wanted := []string{
+		"part.added 0 " + none + none, "text.delta 0 I " + none + none, "text.delta 0 think" + none + none, "text.done 0 " + none + "I think" + none, "part.done 0 " + none + none + "I think",
+		"part.added 1 " + none + none, "text.delta 1 so" + none + none, "text.done 1 " + none + "so" + none, "part.done 1 " + none + none + "so",
+	}
+	if !slices.Equal(told, wanted) {
+		t.Errorf("got %q, want %q", told, wanted)
+	}
+
+	w.answers(stream("data: {\"type\":\"response.output_item.added\",\"output_index\":0,\"item\":{\"type\":\"reasoning\",\"id\":\"rs_2\"}}\n\n",
+		"data: {\"type\":\"response.reasoning_summary_text.delta\",\"output_index\":0,\"summary_index\":0,\"delta\":\"half\"}\n\n",
+		"data: {\"type\":\"response.reasoning_text.delta\",\"output_index\":0,\"content_index\":0,\"delta\":\"hm\"}\n\n", cut))
+	events = w.streamed(`{"model":"m","input":"go","stream":true,` + oneServer + `}`)
+	checkOrder(t, events)
+	want(t, events[len(events)-1], "type", "response.failed", "response.output.1.summary.0.text", "half", "response.output.1.summary.0.type", "summary_text", "response.output.1.content.0.text", "hm")
+	for _, e := range events {
+		if e["type"] == "response.reasoning_text.delta" {
+			want(t, e, "content_index", 0) // which counts the content alone
+		}
+	}
 }
 
 // B.5.4: of such an upstream, too, only the first call counts where one is wanted.

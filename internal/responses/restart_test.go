@@ -119,7 +119,11 @@ func TestApprovalsOfResponsesThatADaemonLeaves(t *testing.T) {
 		leave()
 		resp.Body.Close()
 		if !begun {
-			close(opens)
+			w.until("it has ended", func() bool {
+				list, err := w.store.RunningResponses(t.Context())
+				return err == nil && len(list) == 0
+			})
+			close(opens) // not before, else the call would be made
 			w.until("it has left", func() bool { return w.face.Running() == 0 })
 			// The end took the answer back, which a daemon that dies cannot do.
 			if err := w.store.AnswerApproval(t.Context(), "local", at(o, "output.1.id").(string), left.ID); err != nil {
