@@ -358,6 +358,21 @@ func waits(t *testing.T) {
 	}
 }
 
+// C9: no SDK tries a stream again that began, so what is marked so is made anew, and flows.
+func TestStreamsAreNotReplayed(t *testing.T) {
+	w := newWorld(t, nil)
+	w.answers(saysStream(chunkHello, chunkFinish, chunkDone))
+	for _, count := range []string{"0", "1"} {
+		g := w.post("/v1/chat/completions", chatStream, "X-Stainless-Retry-Count", count)
+		if g.status != 200 || strings.ReplaceAll(g.body, ": keepalive\n", "") != chunkHello+chunkFinish+chunkDone {
+			t.Errorf("got %+v", g)
+		}
+	}
+	if n := len(w.calls("s1")); n != 2 || len(w.requests()) != 2 {
+		t.Errorf("the engine was asked %d times, and %d calls are stored", len(w.requests()), n)
+	}
+}
+
 // C9: only a number above 0 marks a retry.
 func TestWhatMarksARetry(t *testing.T) {
 	w := newWorld(t, nil)

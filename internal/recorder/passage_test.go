@@ -514,6 +514,14 @@ func TestNoRoomInMemory(t *testing.T) {
 	if g := <-done; g.status != 200 {
 		t.Errorf("got %+v", g)
 	}
+	// What has been answered takes no room.
+	w.answers(saysJSON(200, chatAnswer))
+	for range 3 {
+		w.settle()
+		if g := w.post("/v1/chat/completions", chatAsk); g.status != 200 {
+			t.Errorf("got %+v", g)
+		}
+	}
 }
 
 // C4: a model may think for longer than a write may take, whatever protocol its client speaks.

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -235,6 +236,30 @@ func TestRowsAreUTF8(t *testing.T) {
 		_, raw := lines(t, st, Options{Format: format})
 		if len(raw) != 1 || !utf8.ValidString(raw[0]) || !strings.Contains(raw[0], `"a\ufffd"`) && !strings.Contains(raw[0], "\"a\uFFFD\"") || !strings.Contains(raw[0], "\"b\uFFFD\"") {
 			t.Errorf("%s: %q", format, raw)
+		}
+	}
+}
+
+// J3, STYLE 20: the manual has every member of a row, and every reason of a break.
+func TestManualHasTheMembersOfRows(t *testing.T) {
+	manual, err := os.ReadFile("../../docs/recording.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rows, _ := strings.Cut(string(manual), "\n## Rows\n")
+	words := []string{}
+	for _, of := range []reflect.Type{reflect.TypeFor[messagesRow](), reflect.TypeFor[tokensRow](), reflect.TypeFor[span](), reflect.TypeFor[callRow]()} {
+		for _, f := range reflect.VisibleFields(of) {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			words = append(words, name)
+		}
+	}
+	for _, r := range []Reason{Retry, Retokenised, DroppedThinking, SubAgent, ChangedHead, Compaction, Divergence, Unreadable} {
+		words = append(words, string(r))
+	}
+	for _, word := range words {
+		if word != "" && !strings.Contains(rows, "`"+word+"`") {
+			t.Errorf("%q is not there", word)
 		}
 	}
 }
