@@ -99,7 +99,10 @@ func (c *Control) incarnations(r *http.Request, principal string, recorded bool)
 			lives = append(lives, s)
 		}
 	}
-	if len(lives) == 0 {
+	switch {
+	case len(lives) == 0 && filter.Incarnation > 0:
+		return nil, fault.New(fault.UnknownSession, "nothing is recorded of the incarnation %d of a session %q", filter.Incarnation, id)
+	case len(lives) == 0:
 		return nil, fault.New(fault.UnknownSession, "nothing is recorded of a session %q", id)
 	}
 	return lives, nil

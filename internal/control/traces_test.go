@@ -143,7 +143,7 @@ func TestTurnsOfASession(t *testing.T) {
 	for query, want := range map[string]string{
 		"outcome=done": `outcome may be complete`, "delivered=yes": `delivered may be pending full partial none or any`, "limit=0": "from 1 to 1000",
 		"after=12": "such as c12", "since=monday": "24h", "until=2999-01-01T00:00:00Z": "24h", "modle=m": `no \"modle\"; it may have after, delivered,`, "session=s": "name it once", "state=x": "open or sealed",
-		"incarnation=2": "nothing is recorded", "incarnation=x": "from 1 on", "follow=perhaps": "true or false",
+		"incarnation=2": `nothing is recorded of the incarnation 2 of a session \"s\"`, "incarnation=x": "from 1 on", "follow=perhaps": "true or false",
 	} {
 		if r := w.send("", "GET", "/api/v1/sessions/s/turns?"+query, ""); r.status != 400 && r.status != 404 || !strings.Contains(string(r.body), want) {
 			t.Errorf("%s: %d %s", query, r.status, r.body)

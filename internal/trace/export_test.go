@@ -359,8 +359,13 @@ func TestFiltersAndRewards(t *testing.T) {
 	if fmt.Sprint(rows[0]["reward"]) != "[1 2]" {
 		t.Errorf("the reward is %v", rows[0]["reward"])
 	}
-	if _, err := ReadRewards(strings.NewReader("{}\n")); err == nil || !strings.Contains(err.Error(), "line 1") {
-		t.Errorf("a line without a reward: %v", err)
+	for _, line := range []string{"{}", "[]", `{"session_id":7,"reward":1}`} {
+		if _, err := ReadRewards(strings.NewReader("\n" + line)); err == nil || !strings.HasSuffix(err.Error(), `line 2 must be an object with "session_id", a string, and "reward"`) {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	if rewards, err = ReadRewards(strings.NewReader("\uFEFF{\"session_id\":\"s\",\"reward\":1}\r\n")); err != nil || string(rewards["s"]) != "1" {
+		t.Errorf("a file of another editor: %s, %v", rewards, err)
 	}
 }
 

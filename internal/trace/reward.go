@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -19,16 +20,20 @@ func ReadRewards(r io.Reader) (map[string]json.RawMessage, error) {
 		if err != nil && err != io.EOF {
 			return nil, fmt.Errorf("read the rewards: %w", err)
 		}
+		if n == 1 {
+			line = bytes.TrimPrefix(line, []byte("\uFEFF")) // which some editors write
+		}
 		if len(bytes.TrimSpace(line)) > 0 {
 			var v struct {
 				Session string          `json:"session_id"`
 				Reward  json.RawMessage `json:"reward"`
 			}
-			if err := json.Unmarshal(line, &v); err != nil {
-				return nil, fmt.Errorf("read the rewards: line %d: %w", n, err)
+			err := json.Unmarshal(line, &v)
+			if _, other := errors.AsType[*json.UnmarshalTypeError](err); other || err == nil && (v.Session == "" || v.Reward == nil) {
+				return nil, fmt.Errorf(`read the rewards: line %d must be an object with "session_id", a string, and "reward"`, n)
 			}
-			if v.Session == "" || v.Reward == nil {
-				return nil, fmt.Errorf(`read the rewards: line %d needs "session_id" and "reward"`, n)
+			if err != nil {
+				return nil, fmt.Errorf("read the rewards: line %d: %w", n, err)
 			}
 			rewards[v.Session] = v.Reward
 		}
