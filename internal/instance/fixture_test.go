@@ -30,10 +30,11 @@ type world struct {
 	at        map[string]bool      // endpoints of which units live
 	launches  map[string][]instant // when starts began
 	took      map[string]time.Duration
-	jitter    *rand.Rand    // of the time that starts take; nil is none
-	lingers   time.Duration // that ends take
-	refuse    error         // of starts
-	lives     time.Duration // that instances do, from their start; 0 is until they are closed
+	jitter    *rand.Rand      // of the time that starts take; nil is none
+	lingers   time.Duration   // that ends take
+	refuse    error           // of starts
+	down      map[string]bool // endpoints
+	lives     time.Duration   // that instances do, from their start; 0 is until they are closed
 	hangs     map[string]bool
 	slow      map[string]time.Duration
 	cannot    map[string]error // of asks, by tool; "" is the ping
@@ -69,7 +70,7 @@ func inWorld(t *testing.T, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			T: t, alive: map[string]int{}, at: map[string]bool{}, most: map[string]int{}, launches: map[string][]instant{}, took: map[string]time.Duration{}, cannot: map[string]error{}, hangs: map[string]bool{}, slow: map[string]time.Duration{},
+			T: t, alive: map[string]int{}, at: map[string]bool{}, down: map[string]bool{}, most: map[string]int{}, launches: map[string][]instant{}, took: map[string]time.Duration{}, cannot: map[string]error{}, hangs: map[string]bool{}, slow: map[string]time.Duration{},
 			catalogue: &Catalogue{Handshake: &pool.Handshake{Version: "2025-11-25"}},
 		}
 		w.pools = New(Config{Launcher: w, Log: slog.New(ward{w})})
@@ -115,6 +116,9 @@ func (w *world) Launch(ctx context.Context, s *config.Server, index int, lost fu
 	}
 	w.launches[s.Name] = append(w.launches[s.Name], time.Since(testBegan))
 	took, refuse := w.took[s.Name], w.refuse
+	if fleet := s.Instances.Endpoints; len(fleet) > 0 && w.down[fleet[index].Reveal()] {
+		refuse = fault.New(fault.StartFailed, "%s cannot be reached", fleet[index].Reveal())
+	}
 	if w.jitter != nil {
 		took += time.Duration(1 + w.jitter.Int64N(int64(time.Millisecond)))
 	}

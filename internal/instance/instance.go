@@ -107,7 +107,7 @@ func (p *Pools) Configure(all []*config.Server) {
 	}
 	for name, s := range wanted {
 		if p.servers[name] == nil {
-			v := &server{name: name, conf: s}
+			v := &server{name: name, conf: s, down: map[int]time.Time{}}
 			p.servers[name] = v
 			p.fillLocked(v)
 		}
@@ -265,6 +265,7 @@ func (p *Pools) prove(ctx context.Context, in *instance, w *waiter) (*Lease, err
 	in.lease = &Lease{p, in}
 	in.uses++
 	v.failures, v.failed = 0, time.Time{}
+	delete(v.down, in.index)
 	v.pauseOver()
 	p.fillLocked(v)
 	return in.lease, nil

@@ -124,7 +124,8 @@ func (c *crowd) check() {
 	if in := v.pickLocked(v.waiters[0]); in != nil {
 		c.w.Errorf("%s waits, while %s is free", v.waiters[0].Session, in.id)
 	}
-	if v.pause == nil && len(v.all) < v.most() && v.count(Starting) < len(v.waiters) {
+	free := c.w.pools.placesLocked(v)
+	if len(free) > 0 && (v.pause == nil || v.promisesLocked(free[0])) && v.count(Starting) < len(v.waiters) {
 		c.w.Errorf("%s waits, and nothing is started for him", v.waiters[0].Session)
 	}
 }
@@ -134,7 +135,12 @@ func (c *crowd) check() {
 func randomUse(w *world, r *rand.Rand, most int, maxWait time.Duration, atOnce int) {
 	w.lingers, w.jitter = time.Duration(r.IntN(3))*time.Second, rand.New(rand.NewPCG(r.Uint64(), 1))
 	kinds := []config.OnRelease{config.ReleaseDestroy, config.ReleaseReset, config.ReleaseKeep}
+	var urls []string // every third time
+	for n := range (most + r.IntN(2)) * (r.IntN(3) / 2) {
+		urls = append(urls, fmt.Sprint("http://", n))
+	}
 	s := w.server("browser", most, func(i *config.Instances) {
+		i.Endpoints = fleet(urls...)
 		i.Min, i.OnRelease, i.MaxUses = r.IntN(3), kinds[r.IntN(3)], r.IntN(4)
 		i.Reset, i.Probe = config.ToolCall{Tool: "reset"}, config.ToolCall{Tool: "probe"}
 		i.MaxWait = maxWait
@@ -181,6 +187,9 @@ func randomUse(w *world, r *rand.Rand, most int, maxWait time.Duration, atOnce i
 				case 1:
 					w.cannot["reset"] = errGone
 				}
+				for _, u := range urls {
+					w.down[u] = r.IntN(3) == 0
+				}
 			})
 		case 8:
 			time.Sleep(time.Duration(r.Int64N(int64(8 * time.Second))))
@@ -191,7 +200,7 @@ func randomUse(w *world, r *rand.Rand, most int, maxWait time.Duration, atOnce i
 		}
 	}
 	// When all is well again and everybody gives back, whoever still waits is served.
-	w.set(func() { w.refuse = nil; clear(w.cannot) })
+	w.set(func() { w.refuse = nil; clear(w.cannot); clear(w.down) })
 	for range 400 {
 		c.release()
 		time.Sleep(time.Second)

@@ -166,6 +166,43 @@ func TestInstancesThatAreOfNoUseBackOff(t *testing.T) {
 	}
 }
 
+// I6: a lease ends the pause: what starts is of use.
+func TestALeaseEndsThePauseAfterStartsThatFailed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		s := w.server("browser", 2, func(i *config.Instances) { i.Min, i.OnRelease = 1, config.ReleaseKeep })
+		a := w.lease(s, "a")
+		w.expect("with one lent", 0, 1, 1)
+		a.Release()
+		w.set(func() { w.refuse = fault.New(fault.StartFailed, "no display") })
+		w.units[1].die(true) // the other one, which was to be kept ready
+		time.Sleep(time.Minute)
+		before := len(w.begun("browser"))
+		w.lease(s, "b")
+		synctest.Wait()
+		if n := len(w.begun("browser")) - before; n != 1 {
+			t.Errorf("%d starts after the lease", n)
+		}
+	})
+}
+
+// I6: one that is made new will be warm, so that none is started in its place.
+func TestOneThatIsMadeNewCountsAsOneThatIsKeptReady(t *testing.T) {
+	inWorld(t, func(w *world) {
+		s := w.server("browser", 4, func(i *config.Instances) {
+			i.Min, i.OnRelease, i.Reset = 1, config.ReleaseReset, config.ToolCall{Tool: "reset"}
+		})
+		w.set(func() { w.slow["reset"] = time.Second })
+		a := w.lease(s, "a")
+		w.lease(s, "b")
+		w.expect("with two lent", 0, 1, 2)
+		a.Release()
+		w.lease(s, "c")
+		w.expect("with one being made new", 0, 0, 2)
+		time.Sleep(2 * time.Second)
+		w.expect("then", 0, 1, 2)
+	})
+}
+
 // I3: one that is made new is not waited for while another may be started: that may take its
 // time and come to nothing.
 func TestAResetThatHangsHoldsNobodyUp(t *testing.T) {

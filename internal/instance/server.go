@@ -39,11 +39,12 @@ type server struct {
 	curious []chan error
 	known   *Catalogue // of any instance ever started
 
-	failures int         // starts that failed since one was lent; those that were under way together are one
-	failed   time.Time   // when the last of these failures came; zero if there is none
-	failure  error       // of that; nil since a start worked
-	pause    *time.Timer // until the next start, after one that failed, unless one is lent before
-	sweep    *time.Timer // until a warm one has to go
+	failures int               // starts that failed since one was lent; those that were under way together are one
+	failed   time.Time         // when the last of these failures came; zero if there is none
+	failure  error             // of that; nil since a start worked
+	pause    *time.Timer       // until the next start, after one that failed, unless one is lent before
+	down     map[int]time.Time // endpoints of which the last start failed, by index, and when
+	sweep    *time.Timer       // until a warm one has to go
 }
 
 // instance is one exclusive connection. Its fields below constant are guarded by Pools.mu.
@@ -139,7 +140,7 @@ func (p *Pools) fillLocked(v *server) {
 		w.outcome <- outcome{in: in}
 	}
 	free := p.placesLocked(v)
-	for ; v.pause == nil && v.wantedLocked() > 0 && len(free) > 0; free = p.placesLocked(v) {
+	for ; v.wantedLocked() > 0 && len(free) > 0 && (v.pause == nil || v.promisesLocked(free[0])); free = p.placesLocked(v) {
 		p.startLocked(v, free[0])
 	}
 	if len(v.waiters) > 0 && v.count(Starting, Resetting, Ending) == 0 && len(free) == 0 {
@@ -191,15 +192,22 @@ func (v *server) wantedLocked() int {
 }
 
 // placesLocked returns the indexes at which instances may be started now, the smallest
-// first.
+// first, but of a fleet those that are not known to be down.
 func (p *Pools) placesLocked(v *server) (free []int) {
-	fleet := v.conf.Instances.Endpoints
-	for index := 0; len(v.all)+len(free) < v.most() && (len(fleet) == 0 || index < len(fleet)); index++ {
+	room, fleet := v.most()-len(v.all), v.conf.Instances.Endpoints
+	for index := 0; index < len(fleet) || len(fleet) == 0 && len(free) < room; index++ {
 		if p.holderLocked(v, index) == nil {
 			free = append(free, index)
 		}
 	}
-	return free
+	slices.SortStableFunc(free, func(a, b int) int { return v.down[a].Compare(v.down[b]) })
+	return free[:min(len(free), max(room, 0))]
+}
+
+// promisesLocked reports whether an index is that of an endpoint which is not known to be
+// down, so that failures of others say nothing about it.
+func (v *server) promisesLocked(index int) bool {
+	return len(v.conf.Instances.Endpoints) > 0 && v.down[index].IsZero()
 }
 
 // holderLocked returns the instance that has a place, or nil. It may be one of a
@@ -266,7 +274,9 @@ const (
 )
 
 // started takes the outcome of a start. A start that failed is told to the one who waits
-// longest, for whom it was, and to all if they have nothing else to wait for.
+// longest, for whom it was, and to all if they have nothing else to wait for. But an endpoint
+// of a fleet is dead then, and the next is tried (I4, I8): that is told only to those for whom
+// there is no other.
 func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -287,14 +297,20 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 		return
 	}
 	p.cfg.Log.Warn("an instance did not start", "server", v.name, "instance", in.id, "err", err)
-	p.failedLocked(in, err)
+	if p.failedLocked(in, err) {
+		p.fillLocked(v)
+		return
+	}
 	for _, c := range v.curious {
 		c <- err
 	}
 	v.curious = nil
 	told := min(len(v.waiters), 1)
-	if len(v.all) == 0 {
+	switch {
+	case len(v.all) == 0:
 		told = len(v.waiters)
+	case len(v.conf.Instances.Endpoints) > 0:
+		told = 0
 	}
 	for _, w := range v.waiters[:told] {
 		w.outcome <- outcome{err: err}
@@ -303,9 +319,17 @@ func (p *Pools) started(in *instance, unit Unit, known *Catalogue, err error) {
 	p.fillLocked(v)
 }
 
-// failedLocked notes that the start of an instance failed; the next one waits (I6).
-func (p *Pools) failedLocked(in *instance, err error) {
+// failedLocked notes that the start of an instance failed; the next one waits (I6). But if
+// there is another endpoint that may be well that is tried at once, which it reports.
+func (p *Pools) failedLocked(in *instance, err error) (another bool) {
 	v := in.server
+	v.failure = err
+	if len(v.conf.Instances.Endpoints) > 0 {
+		v.down[in.index] = time.Now()
+		if free := p.placesLocked(v); len(free) > 0 && v.promisesLocked(free[0]) {
+			return true
+		}
+	}
 	if in.created.After(v.failed) { // else it was under way when that failure came
 		if time.Since(v.failed) > forgiven {
 			v.failures = 0
@@ -313,11 +337,11 @@ func (p *Pools) failedLocked(in *instance, err error) {
 		v.failures++
 		v.failed = time.Now()
 	}
-	v.failure = err
 	if v.pause == nil {
 		pause := min(firstPause<<min(v.failures-1, 10), mostPause)
 		v.pause = time.AfterFunc(pause, func() { p.resume(v) })
 	}
+	return false
 }
 
 func (v *server) pauseOver() {
