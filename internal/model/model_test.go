@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -388,4 +389,46 @@ func TestEndDoesNotWaitForASlowClient(t *testing.T) {
 		}
 		_ = got.Close()
 	}
+}
+
+// C6: of calls whose loss cannot be noted the log tells once, not with each call, and again
+// when they have been noted.
+func TestWhatIsOwedIsToldOfNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "test.db")
+		open := func() *store.Store {
+			st, err := store.Open(t.Context(), store.Config{Path: path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return st
+		}
+		st := open()
+		if err := st.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var log strings.Builder
+		m := New(Config{Store: st, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		m.owed = []missing{{
+			store.Call{Session: store.SessionKey{Principal: "local", ID: "s", Incarnation: 1}, ID: "t", Attempt: 1, Policy: store.Train, Start: time.Now()},
+			store.Result{Outcome: store.StoreFailed, End: time.Now()},
+		}}
+		told := func() (failed, over int) {
+			return strings.Count(log.String(), "could not be noted"), strings.Count(log.String(), "has been noted")
+		}
+		for range 3 {
+			m.settle(t.Context())
+		}
+		if failed, over := told(); failed != 1 || over != 0 {
+			t.Errorf("while it fails:\n%s", log.String())
+		}
+		m.cfg.Store = open()
+		defer m.cfg.Store.Close()
+		for range 2 {
+			m.settle(t.Context())
+		}
+		if failed, over := told(); failed != 1 || over != 1 {
+			t.Errorf("in the end:\n%s", log.String())
+		}
+	})
 }
