@@ -16,10 +16,11 @@ import (
 // so that each prompt begins with the one before, but for pictures that have become too
 // many.
 type chat struct {
-	r        *Run
-	messages []*chatMessage
-	history  chatHistory // what of the input is not a message yet
-	album    *album
+	r            *Run
+	instructions []string // that are not a message yet
+	messages     []*chatMessage
+	history      chatHistory // what of the input is not a message yet
+	album        *album
 }
 
 // chatMessage is one message, as it is sent.
@@ -83,7 +84,7 @@ func newChat(r *Run) *chat {
 	c := &chat{r: r, album: newAlbum(r.engine.cfg.Limits.MaxImages)}
 	c.history.c = c
 	if r.t.Instructions != "" {
-		c.add(&chatMessage{Role: "system", Content: text(r.t.Instructions)})
+		c.instructions = append(c.instructions, r.t.Instructions)
 	}
 	return c
 }
@@ -91,7 +92,30 @@ func newChat(r *Run) *chat {
 // remind adds an item that was said or done before the first turn.
 func (c *chat) remind(item json.RawMessage) error { return c.history.add(item) }
 
-func (c *chat) add(m *chatMessage) { c.messages = append(c.messages, m) }
+func (c *chat) add(m *chatMessage) {
+	c.introduce()
+	c.messages = append(c.messages, m)
+}
+
+// instruct takes instructions that the conversation begins with, all of which are one message:
+// there are templates that refuse another message of the system behind the first. It reports
+// whether they are such.
+func (c *chat) instruct(content json.RawMessage) bool {
+	var said string
+	if len(c.messages) > 0 || json.Unmarshal(content, &said) != nil {
+		return false
+	}
+	c.instructions = append(c.instructions, said)
+	return true
+}
+
+// introduce makes a message of the instructions, before anything else is said.
+func (c *chat) introduce() {
+	if len(c.instructions) > 0 {
+		c.messages = append(c.messages, &chatMessage{Role: "system", Content: text(strings.Join(c.instructions, "\n\n"))})
+		c.instructions = nil
+	}
+}
 
 // text is a string as JSON.
 func text(s string) json.RawMessage {
@@ -167,6 +191,7 @@ func (c *chat) turn(ctx context.Context, co *composer, first bool) error {
 // request is the body of the next call.
 func (c *chat) request(first bool) ([]byte, error) {
 	t := c.r.t
+	c.introduce()
 	body := map[string]any{"model": t.Model, "messages": c.messages, "stream": true, "stream_options": map[string]bool{"include_usage": true}}
 	if err := chatSettings(body, t.Settings, c.r.upstream.Engine(), c.r.usage.Output); err != nil {
 		return nil, err

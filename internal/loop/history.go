@@ -211,6 +211,9 @@ func (h *chatHistory) message(it *inputItem) error {
 		return err
 	}
 	h.flush()
+	if role == "system" && h.c.instruct(content) {
+		return nil
+	}
 	h.c.add(&chatMessage{Role: role, Content: content})
 	return nil
 }

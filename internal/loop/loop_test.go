@@ -32,8 +32,10 @@ func items(text string) (list []json.RawMessage) {
 func TestHistoryBecomesMessages(t *testing.T) {
 	for name, h := range map[string]struct{ items, messages string }{
 		"a text": {`[{"role":"user","content":"hi"}]`, `[{"role":"user","content":"hi"}]`},
-		"roles": {`[{"type":"message","role":"developer","content":[{"type":"input_text","text":"be"}]},{"role":"system","content":"kind"},{"role":"assistant","content":[{"type":"output_text","text":"ok"}]}]`,
-			`[{"role":"system","content":"be"},{"role":"system","content":"kind"},{"role":"assistant","content":"ok"}]`},
+		"roles": {`[{"type":"message","role":"developer","content":[{"type":"input_text","text":"be"}]},{"role":"system","content":"kind"},{"role":"assistant","content":[{"type":"output_text","text":"ok"}]},{"role":"developer","content":"be short"}]`,
+			`[{"role":"system","content":"be\n\nkind"},{"role":"assistant","content":"ok"},{"role":"system","content":"be short"}]`},
+		"instructions that are parts": {`[{"role":"system","content":"be"},{"role":"system","content":[{"type":"input_text","text":"kind"},{"type":"input_text","text":"too"}]}]`,
+			`[{"role":"system","content":"be"},{"role":"system","content":[{"type":"text","text":"kind"},{"type":"text","text":"too"}]}]`},
 		"parts": {`[{"role":"user","content":[{"type":"input_text","text":"look"},{"type":"input_image","image_url":"data:x","detail":"low"},{"type":"input_file","filename":"f","file_data":"d"}]}]`,
 			`[{"role":"user","content":[{"type":"text","text":"look"},{"type":"image_url","image_url":{"url":"data:x","detail":"low"}},{"type":"file","file":{"filename":"f","file_data":"d"}}]}]`},
 		"calls of a turn": {`[{"role":"assistant","content":"I call"},{"type":"function_call","call_id":"1","name":"f","arguments":"{}"},{"type":"function_call","call_id":"2","name":"g","arguments":"{}"},

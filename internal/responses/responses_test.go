@@ -16,6 +16,8 @@ func TestPlainText(t *testing.T) {
 	want(t, o, "object", "response", "status", "completed", "model", "m", "output.0.type", "message", "output.0.role", "assistant", "output.0.status", "completed",
 		"output.0.content.0.type", "output_text", "output.0.content.0.text", "Hello, world", "usage.input_tokens", 10, "usage.output_tokens", 5, "usage.total_tokens", 15,
 		"temperature", 0.5, "metadata.k", "v", "instructions", "be kind", "tool_choice", "auto", "error", nil)
+	w.post(`{"model":"m","instructions":"be kind","input":[{"role":"developer","content":"and brief"},{"role":"user","content":"hi"}]}`)
+	want(t, w.prompts()[1], "messages.0.role", "system", "messages.0.content", "be kind\n\nand brief", "messages.1.content", "hi")
 	if begun, ended := o["created_at"].(float64), o["completed_at"]; ended == nil || ended.(float64) < begun {
 		t.Errorf("created at %v, completed at %v", begun, ended)
 	}
