@@ -194,12 +194,13 @@ func TestStreamThatDoesNotSaySo(t *testing.T) {
 	}
 }
 
-// C14: the version of the Anthropic API is named only where the client does not.
+// C14: the version of the Anthropic API is named only where the client does not, and nobody
+// else is named as the client.
 func TestVersionOfTheClient(t *testing.T) {
 	w := newWorld(t, nil)
 	w.answers(saysJSON(200, `{"type":"message","content":[],"stop_reason":"end_turn"}`))
-	w.post("/v1/messages", messageStream, "Anthropic-Version", "2031-01-01", "Anthropic-Beta", "a", "Anthropic-Beta", "b")
-	if h := w.requests()[0].header; !slices.Equal(h["Anthropic-Version"], []string{"2031-01-01"}) || !slices.Equal(h["Anthropic-Beta"], []string{"a", "b"}) {
+	w.post("/v1/messages", messageStream, "Anthropic-Version", "2031-01-01", "Anthropic-Beta", "a", "Anthropic-Beta", "b", "User-Agent", "")
+	if h := w.requests()[0].header; h["User-Agent"] != nil || !slices.Equal(h["Anthropic-Version"], []string{"2031-01-01"}) || !slices.Equal(h["Anthropic-Beta"], []string{"a", "b"}) {
 		t.Errorf("sent %v", h)
 	}
 }
