@@ -81,7 +81,7 @@ func TestStreamIsHeldAtItsEnd(t *testing.T) {
 	} {
 		t.Run(api.path, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, nil)
+			w := newWorld(t, func(cfg *config.LLM) { cfg.Upstreams[0].Timeouts.Idle = time.Minute }) // so that waiting takes too long
 			step := make(chan bool)
 			w.answers(func(rw http.ResponseWriter, r *http.Request) {
 				flow := func(s string) { saysStream(s)(rw, r) }
@@ -103,7 +103,11 @@ func TestStreamIsHeldAtItsEnd(t *testing.T) {
 				t.Errorf("the turn is stored before its end: %+v", calls)
 			}
 			step <- true
+			ends := time.Now()
 			body, err := r.rest()
+			if took := time.Since(ends); took > 40*time.Second {
+				t.Errorf("the upstream was waited for, for %s", took)
+			}
 			if body = strings.ReplaceAll(body, ": keepalive\n", ""); err != nil || body != api.first+": ping\n\n"+api.finish+api.end {
 				t.Errorf("got %q, %v", body, err)
 			}
