@@ -1,7 +1,9 @@
 package control_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +12,7 @@ import (
 
 	"roundhouse/internal/config"
 	"roundhouse/internal/control"
+	"roundhouse/internal/instance"
 	"roundhouse/internal/session"
 )
 
@@ -99,6 +102,34 @@ func TestRestartOfNothing(t *testing.T) {
 	}
 	if r := w.send("", "POST", "/workspace/mcp/off/restart", ""); string(r.body) != `{"serverName":"off","restarted":false,"skipped":true,"reason":"disabled"}` {
 		t.Errorf("%s", r.body)
+	}
+}
+
+// launcher counts starts of instances, all of which fail.
+type launcher struct{ starts atomic.Int32 }
+
+func (l *launcher) Launch(context.Context, *config.Server, int, func(error), func()) (instance.Unit, error) {
+	l.starts.Add(1)
+	return nil, errors.New("no display")
+}
+
+// R4, I6: who has mended an exclusive server need not wait for the end of the pause after
+// starts that failed.
+func TestARestartForgivesFailedStartsOfInstances(t *testing.T) {
+	var l launcher
+	instances := instance.New(instance.Config{Launcher: &l})
+	var servers []*config.Server
+	w := newWorld(t, `{"mcpServers": {"browser": {"command": "SERVER", "sharing": "exclusive"}}}`, func(c *control.Config) {
+		c.Instances, servers = instances, c.Config().Servers
+		instances.Configure(servers)
+	})
+	defer instances.Join()
+	defer instances.Drain(t.Context())
+	for n := range int32(2) {
+		if _, err := instances.Describe(t.Context(), servers[0]); err == nil || l.starts.Load() != n+1 {
+			t.Errorf("%d starts; %v", l.starts.Load(), err)
+		}
+		w.restart("/api/v1/servers/browser/restart")
 	}
 }
 

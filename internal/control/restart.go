@@ -68,7 +68,11 @@ func (c *Control) restartNamed(r *http.Request, caller front.Caller, index strin
 		return []Restarted{{Skipped: true, Reason: pool.SkipDisabled}}, nil
 	}
 	if only == "" || only == "*" {
-		return describeRestarts(c.cfg.Pool.Restart(r.Context(), name)), nil
+		results := describeRestarts(c.cfg.Pool.Restart(r.Context(), name))
+		if c.cfg.Instances != nil {
+			c.cfg.Instances.Pardon(name)
+		}
+		return results, nil
 	}
 	n, err := strconv.Atoi(only)
 	if err != nil || n < 0 {

@@ -84,7 +84,8 @@ func New(cfg Config) *Pools {
 
 // Configure makes the exclusive ones among all servers the ones that have instances.
 // Where only numbers and times differ, instances stay. Otherwise they end, those that are
-// lent when they are given back. Servers that keep warm ones start them.
+// lent when they are given back. Servers that keep warm ones start them, and no start waits
+// because others failed before.
 func (p *Pools) Configure(all []*config.Server) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,6 +101,7 @@ func (p *Pools) Configure(all []*config.Server) {
 	for name, v := range p.servers {
 		if now := wanted[name]; now != nil && pool.SameConnection(v.conf, now) {
 			v.conf = now
+			v.forgive()
 			p.fillLocked(v)
 			continue
 		}
@@ -111,6 +113,17 @@ func (p *Pools) Configure(all []*config.Server) {
 			p.servers[name] = v
 			p.fillLocked(v)
 		}
+	}
+}
+
+// Pardon forgives failed starts of a server, as a restart by hand does (R4): the next one
+// waits no longer.
+func (p *Pools) Pardon(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if v := p.servers[name]; v != nil {
+		v.forgive()
+		p.fillLocked(v)
 	}
 }
 
@@ -264,9 +277,8 @@ func (p *Pools) prove(ctx context.Context, in *instance, w *waiter) (*Lease, err
 	}
 	in.lease = &Lease{p, in}
 	in.uses++
-	v.failures, v.failed = 0, time.Time{}
 	delete(v.down, in.index)
-	v.pauseOver()
+	v.forgive()
 	p.fillLocked(v)
 	return in.lease, nil
 }

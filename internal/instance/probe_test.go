@@ -185,6 +185,29 @@ func TestALeaseEndsThePauseAfterStartsThatFailed(t *testing.T) {
 	})
 }
 
+// I6, R4: a configuration that is read anew, and a restart by hand, forgive what failed.
+func TestFailedStartsAreForgiven(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.set(func() { w.refuse = fault.New(fault.StartFailed, "no display") })
+		s := w.server("browser", 2, func(i *config.Instances) { i.Min = 1 })
+		for what, forgive := range map[string]func(){
+			"a configuration": func() { w.pools.Configure([]*config.Server{s}) },
+			"a restart":       func() { w.pools.Pardon("browser") },
+		} {
+			time.Sleep(2 * time.Minute)
+			before := len(w.begun("browser"))
+			forgive()
+			synctest.Wait()
+			time.Sleep(1500 * time.Millisecond) // the pause is the first again
+			synctest.Wait()
+			if n := len(w.begun("browser")) - before; n != 2 {
+				t.Errorf("after %s %d are started", what, n)
+			}
+		}
+		w.pools.Pardon("nobody")
+	})
+}
+
 // I6: one that is made new will be warm, so that none is started in its place.
 func TestOneThatIsMadeNewCountsAsOneThatIsKeptReady(t *testing.T) {
 	inWorld(t, func(w *world) {

@@ -344,6 +344,12 @@ func (p *Pools) failedLocked(in *instance, err error) (another bool) {
 	return false
 }
 
+// forgive forgets how often starts failed.
+func (v *server) forgive() {
+	v.failures, v.failed = 0, time.Time{}
+	v.pauseOver()
+}
+
 func (v *server) pauseOver() {
 	if v.pause != nil {
 		v.pause.Stop()
