@@ -336,7 +336,7 @@ func (r *Run) readInput() error {
 		case called[it.RequestID] > i:
 			continue // it is history
 		case answered[it.RequestID]:
-			return fmt.Errorf("input[%d]: the request for approval %q was answered already", i, it.RequestID)
+			return fmt.Errorf("input[%d]: the request for approval %q was answered already; go on from the response that answered it, or have the model ask again", i, it.RequestID)
 		}
 		answered[it.RequestID] = true
 		if !*it.Approve {

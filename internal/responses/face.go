@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -224,11 +225,19 @@ func (x *exchange) goesOn(req *request) bool {
 	if req.previous != "" {
 		return ours(req.previous)
 	}
-	return slices.ContainsFunc(sketches(req.task.Input), func(it sketch) bool {
+	return slices.ContainsFunc(req.task.Input, func(raw json.RawMessage) bool {
+		if len(raw) > maxReference {
+			return false
+		}
+		it := sketchOf(raw)
 		run, made := loop.RunOf(it.ID)
 		return it.refers() && made && ours(run)
 	})
 }
+
+// maxReference is how long a reference to an item may be, in bytes: what passes is not read
+// once more for that.
+const maxReference = 1 << 10
 
 // answer runs the loop for a request, and answers with what comes of it. Its error is
 // told before anything is answered.

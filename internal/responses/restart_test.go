@@ -142,3 +142,32 @@ func TestApprovalsOfResponsesThatADaemonLeaves(t *testing.T) {
 		}
 	}
 }
+
+// B.5.8: a call that was approved is not made where that it was begun cannot be stored, since a
+// daemon that dies would have it made once more.
+func TestApprovedCallsNeedTheStore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.answers(calls(call{"c1", "a__act", `{}`}), says("done"))
+	o := w.post(`{"model":"m","input":"go",` + asking + `}`).object(t)
+	yes := map[string]any{"type": "mcp_approval_response", "approval_request_id": at(o, "output.1.id"), "approve": true}
+	opens := make(chan struct{})
+	w.mu.Lock()
+	w.slow["b"] = opens
+	w.mu.Unlock()
+	answer := make(chan got)
+	go func() {
+		answer <- w.post(`{"model":"m","input":` + again(t, o, yes) + `,"tools":[{"type":"mcp","server_label":"a"},{"type":"mcp","server_label":"b"}]}`)
+	}()
+	w.await("opening b") // until that is open no call is made
+	if err := w.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	close(opens)
+	if g := <-answer; !strings.Contains(g.body, "not_stored") {
+		t.Errorf("%d %s", g.status, g.body)
+	}
+	if n := count(w.noted(), "call a.act"); n != 0 {
+		t.Errorf("the call was made %d times", n)
+	}
+}

@@ -210,13 +210,18 @@ func (it *sketch) lacks() bool {
 	return it.Type == string(loop.ToolCall) && !present(it.Output) && !present(it.Error)
 }
 
-// sketches reads the items of an input. What cannot be read is empty; the loop says so.
-func sketches(input []json.RawMessage) []sketch {
-	list := make([]sketch, len(input))
-	for i, raw := range input {
-		if json.Unmarshal(raw, &list[i]) != nil {
-			list[i] = sketch{}
-		}
+// sketchOf reads an item. What cannot be read is empty; the loop says so.
+func sketchOf(raw json.RawMessage) (it sketch) {
+	if json.Unmarshal(raw, &it) != nil {
+		return sketch{}
+	}
+	return it
+}
+
+func sketches(items []json.RawMessage) []sketch {
+	list := make([]sketch, len(items))
+	for i, raw := range items {
+		list[i] = sketchOf(raw)
 	}
 	return list
 }
@@ -300,7 +305,7 @@ func (f *Face) answerApprovals(ctx context.Context, r *run, approved, declined [
 			if i >= len(approved) {
 				continue
 			}
-			return refused("the request for approval %q was answered already", id)
+			return refused("the request for approval %q was answered already; go on from the response that answered it, or have the model ask again", id)
 		}
 		if err != nil {
 			return err
