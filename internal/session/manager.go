@@ -210,7 +210,8 @@ func (m *Manager) victimLocked() *Session {
 }
 
 // End ends a session (N4). Without force it waits for calls in flight and tasks until ctx
-// ends. Another principal's session is unknown, unless admin.
+// ends. Afterwards the end is stored, unless the store fails or hangs (N6). Another
+// principal's session is unknown, unless admin.
 func (m *Manager) End(ctx context.Context, principal string, admin bool, id string, force bool) error {
 	m.mu.Lock()
 	s := m.findLocked(principal, admin, id)
@@ -221,6 +222,7 @@ func (m *Manager) End(ctx context.Context, principal string, admin bool, id stri
 	s.beginEndLocked(errEnded)
 	m.mu.Unlock()
 	s.finishEnd(ctx, force)
+	s.settle(context.WithoutCancel(ctx), keepWait) // or a crash would bring it back
 	return nil
 }
 

@@ -38,7 +38,7 @@ func (w *kept) hold() (free func()) {
 }
 
 // N6: an answer waits for a store that hangs as long as it may, and no longer; the session,
-// and the instance that is lent to it, are there.
+// and the instance that is lent to it, are there, and it ends.
 func TestAnswersDoNotWaitForAStoreThatHangs(t *testing.T) {
 	inKeptWorld(t, usual, []*config.Server{exclusive("browser", 1)}, func(w *kept) {
 		free := w.hold()
@@ -56,6 +56,13 @@ func TestAnswersDoNotWaitForAStoreThatHangs(t *testing.T) {
 		w.works(c.do(2, wire.ToolsCall, echo))
 		if took := time.Since(begun); took != 0 {
 			w.Errorf("the second call took %s", took)
+		}
+		begun = time.Now()
+		if err := w.m.End(w.Context(), "local", false, "run-1", false); err != nil {
+			w.Error(err)
+		}
+		if took := time.Since(begun); took != keepWait {
+			w.Errorf("the end took %s", took)
 		}
 		free()
 	})
