@@ -208,7 +208,7 @@ func TestEachOfSeveralAnswersIsTrainedOnce(t *testing.T) {
 		}
 		got = append(got, strings.Join(parts, " "))
 	}
-	if want := []string{"[1] <nil> a:false x:true", "[1 2] retry a:false y:true c:false d:true"}; !slices.Equal(got, want) {
+	if want := []string{"[1] <nil> a:false x:true", "[1 2] sample a:false y:true c:false d:true"}; !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 	x, err := NewExport(st, Options{Format: Tokens})
@@ -254,7 +254,7 @@ func TestManualHasTheMembersOfRows(t *testing.T) {
 			words = append(words, name)
 		}
 	}
-	for _, r := range []Reason{Retry, Retokenised, DroppedThinking, SubAgent, ChangedHead, Compaction, Divergence, Unreadable} {
+	for _, r := range []Reason{Retry, Sample, Retokenised, DroppedThinking, SubAgent, ChangedHead, Compaction, Divergence, Unreadable} {
 		words = append(words, string(r))
 	}
 	for _, word := range words {

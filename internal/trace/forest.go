@@ -18,6 +18,8 @@ type Reason string
 const (
 	// Retry is a prompt that an earlier turn had: another attempt, or another sample.
 	Retry Reason = "retry"
+	// Sample is another answer of the same call, which asked for several.
+	Sample Reason = "sample"
 	// Retokenised is a history that is the same in words and another in tokens.
 	Retokenised Reason = "retokenised"
 	// DroppedThinking is a history that is the same but for what the model thought.
@@ -275,6 +277,10 @@ type split struct {
 // parent; nil if it does.
 func (f *forest) splits(t turn, s split) *Break {
 	b := &Break{Call: t.call.ID}
+	if t.sample > 0 {
+		b.Reason = Sample
+		return b
+	}
 	if s.err != nil {
 		if t.parent != none && f.children[t.parent] == 0 {
 			return nil // its tokens say that it goes on

@@ -185,7 +185,7 @@ func several(id, messages string, answers ...string) store.Call {
 // J2, A.11: of several answers in one the conversation goes on from whichever the client took.
 func TestAConversationGoesOnFromAnyOfSeveralAnswers(t *testing.T) {
 	f := forestOf(t, several("1", "user:a", "x", "y", "z"), chat("2", "user:a|assistant:y|user:c", "d"), chat("3", "user:a|assistant:other|user:c", "e"))
-	if got, want := shape(f), "1, 1 retry(1 message 2), 1 retry(1 message 2), 2<1, 3 divergence(1 message 2)"; got != want {
+	if got, want := shape(f), "1, 1 sample, 1 sample, 2<1, 3 divergence(1 message 2)"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if f.turns[f.turns[3].parent].sample != 1 {
