@@ -145,9 +145,17 @@ func (r *Run) work(ctx context.Context) Outcome {
 			return *end
 		case r.rounds >= limit:
 			return Outcome{Status: Incomplete, Reason: MaxRounds}
+		case r.exhausted():
+			return Outcome{Status: Incomplete, Reason: MaxTokens}
 		}
 		r.speaker.answer(results)
 	}
+}
+
+// exhausted reports whether the model has said all that it may.
+func (r *Run) exhausted() bool {
+	var most int64
+	return json.Unmarshal(r.t.Settings["max_output_tokens"], &most) == nil && most > 0 && r.usage.Output >= most
 }
 
 // broken is the outcome of a run that an error has ended.

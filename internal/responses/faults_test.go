@@ -79,6 +79,8 @@ func TestFaults(t *testing.T) {
 			[]any{"status", "incomplete", "incomplete_details.reason", "max_tool_calls", "output.1.status", "completed", "output.2.status", "incomplete", "output.3.status", "incomplete", "output.4", nil}, "incomplete"},
 		{"a model that never ends", func(w *world) { w.llm.Responses.Rounds = 3 }, []http.HandlerFunc{calls(call{"1", "a__echo", `{}`})}, oneServer, 200,
 			[]any{"status", "incomplete", "incomplete_details.reason", "max_rounds", "output.3.status", "completed", "output.4", nil}, "incomplete"},
+		{"a model that has said all that it may", nil, []http.HandlerFunc{calls(call{"1", "a__echo", `{}`}), says("one word more")}, `"max_output_tokens":5,` + oneServer, 200,
+			[]any{"status", "incomplete", "incomplete_details.reason", "max_output_tokens", "output.1.status", "completed", "output.2", nil}, "incomplete"},
 		{"an answer that is too long", nil, []http.HandlerFunc{stream(delta(map[string]any{"content": "half"}), finish("length"))}, oneServer, 200,
 			[]any{"status", "incomplete", "incomplete_details.reason", "max_output_tokens", "output.1.status", "incomplete"}, "incomplete"},
 		{"an answer that is filtered", nil, []http.HandlerFunc{stream(delta(map[string]any{"content": "half"}), finish("content_filter"))}, oneServer, 200,
