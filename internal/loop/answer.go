@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
 	"strconv"
 	"time"
@@ -37,7 +36,7 @@ func (r *Run) ask(ctx context.Context, api dialect.API, path string, body []byte
 	}
 	defer answer.Close()
 	read := readWhole
-	if media, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")); media == "text/event-stream" || media == "" {
+	if model.IsStream(answer.Header, true) {
 		read = readStream
 	}
 	switch err = read(answer, to); {

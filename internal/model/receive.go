@@ -41,17 +41,17 @@ func (t *turn) receive(resp *http.Response, w *watch) ending {
 		return t.unreadable(resp, h, fmt.Sprintf("the upstream's answer is encoded (%s) although that was not asked for", encoding))
 	case encoding != "":
 		return t.relay(resp, h, w, store.Unparsed, "the answer is encoded: "+encoding)
-	case isStream(resp.Header, t.call.Request):
+	case IsStream(resp.Header, t.call.Request != nil && t.call.Request.Stream):
 		return t.receiveStream(resp, h, w)
 	}
 	return t.receiveWhole(resp, h, w)
 }
 
-// isStream reports whether an answer is an event stream. Where its header does not say what
-// it is, it is what was asked for, for as such clients read it.
-func isStream(h http.Header, asked *dialect.Request) bool {
+// IsStream reports whether an answer with this header is an event stream. Where the header
+// does not say what it is, it is what was asked for, for as such clients read it (A.9).
+func IsStream(h http.Header, asked bool) bool {
 	media, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
-	return media == "text/event-stream" || media == "" && asked != nil && asked.Stream
+	return media == "text/event-stream" || media == "" && asked
 }
 
 // encodingOf returns how an answer is encoded, "" if it is not.
