@@ -39,7 +39,7 @@ var arrows = map[string][]string{
 	"internal/config":   {"secret"},
 	"internal/era":      {"wire"},
 	"internal/relay":    {"wire"},
-	"internal/trace":    {"store"},
+	"internal/trace":    {"store", "wire"},
 	"internal/dialect":  {"wire"},
 
 	// Leaves.

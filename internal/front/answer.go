@@ -1,8 +1,6 @@
 package front
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -37,14 +35,12 @@ func WriteRPCError(w http.ResponseWriter, status int, id []byte, err error) {
 // internal error, so status is not sent before v is known to be sound. Raw values keep
 // their escapes: nobody takes the answer for a web page.
 func WriteJSON(w http.ResponseWriter, status int, v any) {
-	var body bytes.Buffer
-	e := json.NewEncoder(&body)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
+	body, err := wire.Encode(v)
+	if err != nil {
 		WriteError(w, fault.New(fault.Internal, "write the answer as JSON: %w", err))
 		return
 	}
-	writeBody(w, status, bytes.TrimSuffix(body.Bytes(), []byte("\n")))
+	writeBody(w, status, body)
 }
 
 // writeFault answers with e in the form of roundhouse's own API; a status other

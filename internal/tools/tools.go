@@ -237,13 +237,11 @@ func text(words string) json.RawMessage {
 
 // encode writes JSON that leaves the text of servers as it is.
 func encode(v any) []byte {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
+	b, err := wire.Encode(v)
+	if err != nil {
 		panic(err) // what we are given was read as JSON, and what is ours can be written
 	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	return b
 }
 
 // message says what is wrong in words for a model.

@@ -7,6 +7,8 @@ import (
 	"math"
 	"strconv"
 	"unicode/utf8"
+
+	"roundhouse/internal/wire"
 )
 
 // canonical brings JSON into one spelling: sorted members, no white space, no nulls
@@ -51,13 +53,10 @@ func plain(v any) any {
 // came: encoding/json lets other bytes through in the strings of raw values, and readers of
 // rows would stumble over them.
 func encode(v any) []byte {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
+	out, err := wire.Encode(v)
+	if err != nil {
 		panic(err) // every type here can be encoded
 	}
-	out := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 	if !utf8.Valid(out) {
 		out = bytes.ToValidUTF8(out, []byte("\uFFFD"))
 	}

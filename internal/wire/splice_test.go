@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -168,6 +169,17 @@ func TestNewFrames(t *testing.T) {
 		if string(c.got) != c.want || err != nil || f.Kind != c.kind {
 			t.Errorf("got %s, a %s, %v; want %s", c.got, f.Kind, err, c.want)
 		}
+	}
+}
+
+// Raw values keep their escapes, or that they have none, and nothing stands behind the text.
+func TestEncode(t *testing.T) {
+	got, err := Encode(map[string]any{"a": json.RawMessage(`"<\u003c&"`), "b": "<&>"})
+	if want := `{"a":"<\u003c&","b":"<&>"}`; err != nil || string(got) != want {
+		t.Errorf("got %s, %v, want %s", got, err, want)
+	}
+	if got, err := Encode(make(chan int)); err == nil {
+		t.Errorf("a channel is encoded to %s", got)
 	}
 }
 

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"encoding/json"
 	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -129,6 +130,18 @@ func Quote(s string) []byte {
 		}
 	}
 	return append(b, '"')
+}
+
+// Encode returns v as encoding/json writes it, but for the escapes that it makes for web
+// pages: raw values keep their spelling. An error is encoding/json's.
+func Encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
 // maxVariant is how long a spelling of the longest guarded name can be: every
