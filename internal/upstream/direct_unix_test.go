@@ -22,18 +22,25 @@ func linked(t *testing.T) (s *Stdio, stdin, stdout *os.File) {
 	t.Helper()
 	stdin, in, out, stdout := pipes(t)
 	s = NewStdio(StdioConfig{In: in, Out: out, DrainWait: time.Millisecond})
-	running := make(chan error, 1)
-	go func() { running <- s.Run(&recorder{}) }() // joined below
+	running := begin(s)
 	t.Cleanup(func() {
 		s.Abort(errTest)
 		within(t, 10*time.Second, running)
 	})
+	return s, stdin, stdout
+}
+
+// begin returns when the link runs; before that nothing that is sent is written. What comes
+// of Run is sent to running.
+func begin(s *Stdio) (running <-chan error) {
+	result := make(chan error, 1)
+	go func() { result <- s.Run(&recorder{}) }()
 	for {
 		s.mu.Lock()
 		up := s.running
 		s.mu.Unlock()
 		if up {
-			return s, stdin, stdout
+			return result
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -142,8 +149,7 @@ func TestSendIntoABrokenPipeEndsTheLink(t *testing.T) {
 func TestCloseInputWaitsForTheRest(t *testing.T) {
 	stdin, in, out, _ := pipes(t)
 	s := NewStdio(StdioConfig{In: in, Out: out, DrainWait: 10 * time.Second})
-	running := make(chan error, 1)
-	go func() { running <- s.Run(&recorder{}) }()
+	running := begin(s)
 	var want strings.Builder
 	for i := range 8 {
 		m := NewMessage(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%d,"result":"%s"}`, i, strings.Repeat("x", 50<<10)))
